@@ -1,0 +1,227 @@
+"""Everything that is private in JAX or differs between its releases, each with the versions it is for.
+
+The only module that may import `jax._src` or `chex._src`, and the only one that reads primitive parameters whose
+layout changed between JAX 0.10 and 0.12.
+"""
+
+import contextlib
+import importlib
+import threading
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import chex
+import jax
+import jax.extend as jex
+from jax._src import config as _jax_config
+from jax._src import core as _jax_core
+from jax._src import source_info_util as _source_info
+from jax._src.sharding_impls import UNSPECIFIED
+from jax.extend import source_info_util
+
+Jaxpr = jex.core.Jaxpr
+ClosedJaxpr = jex.core.ClosedJaxpr
+JaxprEqn = jex.core.JaxprEqn
+Literal = jex.core.Literal
+Var = jex.core.Var
+
+# 0.10-0.12: no public test says "not inside grad, vmap, jit, scan or eval_shape".
+at_top_level: Callable[[], bool] = _jax_core.trace_state_clean
+
+
+def trace_context() -> Hashable:
+    """What JAX itself adds to the key of its trace cache: x64, matmul precision, default device, ..."""
+    return _jax_config.trace_context()  # 0.10-0.12: private
+
+
+def jit_is_disabled() -> bool:
+    """Whether `jax.disable_jit` is in force."""
+    return bool(jax.config.jax_disable_jit)  # type: ignore[attr-defined]
+
+
+def in_jit_trace(leaf: Any) -> bool:
+    """Whether a leaf is a tracer rather than a value."""
+    return isinstance(leaf, jax.core.Tracer)
+
+
+def open_jaxpr(jaxpr: Any) -> tuple[Jaxpr, Sequence[Any]]:
+    """A jaxpr and its constants (0.10: closed and open are two classes; 0.12: one class, `closed.jaxpr is closed`)."""
+    if hasattr(jaxpr, "consts"):
+        return jaxpr.jaxpr, jaxpr.consts
+    return jaxpr, ()
+
+
+def trace_flat(fun: Callable[..., Sequence[Any]], avals: Sequence[Any]) -> tuple[Jaxpr, Sequence[Any]]:
+    """Traces a function of flat arguments that returns a flat sequence."""
+    return open_jaxpr(jax.make_jaxpr(lambda *args: list(fun(*args)))(*avals))
+
+
+def hoisted_jaxpr(fun: Callable[..., Sequence[Any]], avals: Sequence[Any]) -> tuple[Jaxpr, list[Any]]:
+    """Traces a function into a jaxpr without constants; its constants become leading arguments.
+
+    For primitives whose parameter is an open jaxpr (`remat2`).
+    """
+    jaxpr, consts = trace_flat(fun, avals)
+    if not jaxpr.constvars:
+        return jaxpr, []
+    hoisted, _ = trace_flat(
+        lambda *args: jax.extend.core.jaxpr_as_fun(_close(jaxpr, args[: len(consts)]))(*args[len(consts) :]),
+        [*map(jax.typeof, consts), *avals],
+    )
+    return hoisted, list(consts)
+
+
+def _close(jaxpr: Jaxpr, consts: Sequence[Any]) -> Any:
+    return ClosedJaxpr(jaxpr, consts)
+
+
+@dataclass(frozen=True)
+class ScanView:
+    """The parts of a scan equation's operands: constants, carry, and what is sliced along the loop."""
+
+    num_consts: int
+    num_carry: int
+    length: int
+    reverse: bool
+    unroll: int | bool
+    jaxpr: Any
+
+
+def scan_view(eqn: JaxprEqn) -> ScanView:
+    """Reads a scan equation (0.10: `num_consts`, `num_carry`; 0.12: `ft_in`)."""
+    params = eqn.params
+    if "num_consts" in params:
+        num_consts, num_carry = params["num_consts"], params["num_carry"]
+    else:
+        consts, carry, _ = params["ft_in"].update(list(range(len(eqn.invars)))).unpack()
+        num_consts, num_carry = len(list(consts)), len(list(carry))
+    return ScanView(
+        num_consts, num_carry, params["length"], params["reverse"], params["unroll"], params["jaxpr"]
+    )
+
+
+def bind(eqn: JaxprEqn, args: Sequence[Any]) -> list[Any]:
+    """Evaluates an equation as it stands; always a list."""
+    params = eqn.primitive.get_bind_params(eqn.params)
+    if isinstance(params, tuple):  # 0.10: some call primitives still return (functions, parameters)
+        functions, params = params
+        args = (*functions, *args)
+    outs = eqn.primitive.bind(*args, **params)
+    return list(outs) if eqn.primitive.multiple_results else [outs]
+
+
+@contextlib.contextmanager
+def equation_context(eqn: JaxprEqn) -> Iterator[None]:
+    """The source line, name stack, sharding context and compute type under which an equation was written."""
+    stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
+    with source_info_util.user_context(eqn.source_info.traceback, name_stack=stack), eqn.ctx.manager:  # type: ignore[attr-defined]
+        yield
+
+
+def name_stack_parts(eqn: JaxprEqn) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The transforms and the scopes of an equation's name stack, outermost first."""
+    transforms, scopes = [], []
+    for element in eqn.source_info.name_stack.stack:
+        (transforms if type(element).__name__ == "Transform" else scopes).append(element.name)
+    return tuple(transforms), tuple(scopes)
+
+
+def unspecified_shardings(eqn: JaxprEqn) -> bool:
+    """Whether a jit equation asks for no sharding, layout or compiler option of its own, so that it may be inlined."""
+    params = eqn.params
+    shardings = (*params.get("in_shardings", ()), *params.get("out_shardings", ()))
+    layouts = (*params.get("in_layouts", ()), *params.get("out_layouts", ()))
+    return (
+        all(type(s).__name__ == "UnspecifiedValue" for s in shardings)
+        and all(layout is None for layout in layouts)
+        and not params.get("compiler_options_kvs")
+    )
+
+
+_chex_lock = threading.RLock()
+
+
+@contextlib.contextmanager
+def chex_assertions_captured() -> Iterator[None]:
+    """Lets chex's value assertions lower to `check` equations of the trace that is under way.
+
+    Does what being inside a chexified call does, without its restaging and without the entry that every
+    `chex.chexify` leaves in a global list for ever (chex 0.1.92). The lock is there because one of chex's own
+    assertions replaces `checkify.check` process-wide while it runs and does not put it back when it raises.
+    """
+    storage = importlib.import_module("chex._src.asserts_internal").CHEXIFY_STORAGE
+    checkify = importlib.import_module("jax.experimental.checkify")
+    with _chex_lock:
+        check, level = checkify.check, storage.level
+        storage.level = 1
+        try:
+            yield
+        finally:
+            storage.level = level
+            checkify.check = check
+
+
+def chexified(fun: Callable[..., Any], errors: Any) -> Callable[..., Any]:
+    """`chex.chexify(fun, async_check=False)` without the entry it leaves in chex's global list (chex 0.1.92)."""
+    storage = importlib.import_module("chex._src.asserts_internal").CHEXIFY_STORAGE
+    before = list(storage.wait_fns)
+    wrapped = chex.chexify(fun, async_check=False, errors=errors)
+    storage.wait_fns[:] = before
+    return wrapped
+
+
+def scope(name: str) -> Any:
+    """A scope of the name stack, as lowering an inner jit would add."""
+    return source_info_util.extend_name_stack(name)
+
+
+def bind_jit(eqn: JaxprEqn, fun: Callable[..., Sequence[Any]], args: Sequence[Any]) -> list[Any]:
+    """A jit equation with another body that has one result more."""
+    jaxpr = jax.make_jaxpr(lambda *inner: list(fun(*inner)))(*args)
+    params = dict(eqn.params, jaxpr=jaxpr)
+    params["out_shardings"] = (*params["out_shardings"], UNSPECIFIED)
+    params["out_layouts"] = (*params["out_layouts"], None)
+    return eqn.primitive.bind(*args, **params)
+
+
+def bind_checkpoint(eqn: JaxprEqn, fun: Callable[..., Sequence[Any]], args: Sequence[Any]) -> list[Any]:
+    """A `remat2` equation with another body (its jaxpr parameter is open, so constants become arguments)."""
+    jaxpr, consts = hoisted_jaxpr(fun, args)
+    params = dict(eqn.params, jaxpr=jaxpr)
+    if not isinstance(params["prevent_cse"], bool):
+        params["prevent_cse"] = (*(False,) * len(consts), *params["prevent_cse"])
+    return eqn.primitive.bind(*consts, *args, **params)
+
+
+# Effects that a second run may drop (0.10-0.12: their classes have no public name).
+HARMLESS_EFFECTS = frozenset(("DebugEffect", "OrderedDebugEffect", "ErrorEffect"))
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One frame of the traceback under which an equation was written; columns count from 0, `end_column` past the end."""
+
+    file: str
+    function: str
+    line: int
+    column: int
+    end_line: int
+    end_column: int
+
+
+def user_frames(eqn: JaxprEqn) -> list[Frame]:
+    """The frames of an equation outside JAX, innermost first (0.10-0.12: the public API only gives a sentence)."""
+    traceback = eqn.source_info.traceback
+    if traceback is None:
+        return []
+    return [
+        Frame(f.file_name, f.function_name, f.start_line, f.start_column, f.end_line, f.end_column)
+        for f in _source_info.user_frames(traceback)
+    ]
+
+
+def short_aval(value: Any) -> str:
+    """`f32[32,784]`."""
+    aval = value if hasattr(value, "str_short") else jax.typeof(value)
+    return aval.str_short(short_dtypes=True)

@@ -1,0 +1,256 @@
+"""`Guarded`: the callable that a guarding decorator leaves behind."""
+
+import threading
+import types
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, ParamSpec, TypeVar
+
+import jax
+import wrapt
+
+from autoguard import compat
+from autoguard.chexify import DebugEngine, OffEngine
+from autoguard.config import Options, config, from_environment, overrides_in_force, resolve
+from autoguard.engine import Engine
+from autoguard.errors import AutoguardError, logger
+from autoguard.placement.summary import Checks
+from autoguard.reaction import Reaction
+from autoguard.signature.convention import Convention
+from autoguard.signature.signature import Signature
+from autoguard.tracing.budget import Trace, TraceRecord
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Guard:
+    """Everything behind one guarded function: its engines, records and counters."""
+
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        name: str,
+        convention: Convention | None,
+        options: Mapping[str, Any],
+        jit_keywords: Mapping[str, Any],
+    ) -> None:
+        self.fun, self.name, self.convention = fun, name, convention
+        self.options, self.jit_keywords = dict(options), dict(jit_keywords)
+        self.environment = from_environment()
+        self.reaction = Reaction()
+        self.records: dict[Any, TraceRecord] = {}
+        self.engines: dict[Options, Engine] = {}
+        self.engine: Engine | None = None
+        self.version = -1
+        self._lock = threading.Lock()
+        self.ahead_of_time = self.make_plain()
+
+    def make_plain(self) -> Any:
+        """The plain jitted function, for `lower`, `trace`, `eval_shape` and the mode `off`."""
+        return jax.jit(self.fun, **self.jit_keywords)
+
+    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        engine = self.engine
+        if engine is None or self.version != config.version or overrides_in_force():
+            engine = self.choose()
+        if not compat.at_top_level() or compat.jit_is_disabled():
+            return engine.inside(args, kwargs)
+        return engine(args, kwargs)
+
+    def choose(self) -> Engine:
+        """The engine for the options that are in force now."""
+        options = resolve(self.options, self.environment)
+        with self._lock:
+            engine = self.engines.get(options)
+            if engine is None:
+                engine = self.engines[options] = self._build(options)
+            if not overrides_in_force():
+                self.engine, self.version = engine, config.version
+            return engine
+
+    def _build(self, options: Options) -> Engine:
+        if options.mode == "off":
+            return OffEngine(self.ahead_of_time)
+        cls = DebugEngine if options.mode == "debug" else Engine
+        reaction = self.reaction.bind(options)
+        return cls(
+            self.fun, self.name, self.convention, options, self.jit_keywords, self._record(options), reaction
+        )
+
+    def _record(self, options: Options) -> TraceRecord | None:
+        if options.signature == "off" and options.max_traces is None:
+            return None
+        key = (options.signature, options.dynamic, options.max_traces, options.max_variants, options.mode == "observe")
+        if key not in self.records:
+            dynamic = None if options.dynamic is None else dict(options.dynamic)
+            self.records[key] = TraceRecord(
+                self.name,
+                signature=options.signature,
+                dynamic=dynamic,
+                max_traces=options.max_traces,
+                max_variants=options.max_variants,
+                on_violation=_log if options.mode == "observe" else None,
+            )
+        return self.records[key]
+
+    @property
+    def signatures(self) -> tuple[Signature, ...]:
+        return tuple(s for record in self.records.values() for s in record.signatures)
+
+    @property
+    def traces(self) -> tuple[Trace, ...]:
+        return tuple(t for record in self.records.values() for t in record.traces)
+
+    @property
+    def checks(self) -> Checks | None:
+        programs = [e.program for e in self.engines.values() if e.program is not None]
+        return programs[-1].checks if programs else None
+
+
+def _log(error: Exception) -> None:
+    logger.warning("%s", error)
+
+
+class _Surface:
+    """The attributes of a guarded function, shared by the function and its bound forms."""
+
+    _self_guard: Guard
+
+    @property
+    def signature(self) -> Signature | None:
+        """What the first call looked like; None before it."""
+        found = self._self_guard.signatures
+        return found[0] if found else None
+
+    @property
+    def signatures(self) -> tuple[Signature, ...]:
+        """One record for each combination of static values."""
+        return self._self_guard.signatures
+
+    @property
+    def traces(self) -> tuple[Trace, ...]:
+        """Each trace: cause, seconds, what changed."""
+        return self._self_guard.traces
+
+    @property
+    def checks(self) -> Checks | None:
+        """What is judged and tested in the latest traced program; None before the first trace."""
+        return self._self_guard.checks
+
+    @property
+    def skipped(self) -> int:
+        """Steps that failed and were skipped (`on_failure="skip"`)."""
+        return self._self_guard.reaction.skipped
+
+    @property
+    def handled(self) -> int:
+        """Steps in which the program held its own state back (dynamic loss scaling, `optax.apply_if_finite`)."""
+        return self._self_guard.reaction.handled
+
+    @property
+    def observed(self) -> Mapping[str, int]:
+        """How often each output that may be non-finite was, by key path."""
+        return types.MappingProxyType(self._self_guard.reaction.observed)
+
+    def wait(self) -> None:
+        """Waits until every failure of calls already made has been raised. All are raised at the call itself now."""
+
+
+class Guarded(_Surface, wrapt.ObjectProxy, Generic[P, R]):  # type: ignore[misc]
+    """A guarded function. Looks like the function it wraps, works as `jax.jit` of it does (`jax.stages.Wrapped`)."""
+
+    def __init__(self, guard: Guard, reroute: Callable[[Exception, Any], Guard | None] | None = None) -> None:
+        super().__init__(guard.fun)
+        self._self_guard = guard
+        self._self_reroute = reroute
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return self._self_guard(args, kwargs)
+        except Exception as error:
+            if self._self_reroute is None or isinstance(error, AutoguardError):
+                raise
+            guard = self._self_reroute(error, (args, kwargs))
+            if guard is None:
+                raise
+        self._self_guard, self._self_reroute = guard, None
+        return guard(args, kwargs)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else BoundGuarded(self, instance)
+
+    # Two guards of one function are two objects for JAX's caches, and none of them is the function.
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __repr__(self) -> str:
+        return f"<guarded {self._self_guard.name}>"
+
+    def __copy__(self) -> "Guarded":
+        return self
+
+    def __deepcopy__(self, memo: Any) -> "Guarded":
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        guard = self._self_guard
+        return _rebuild, (guard.fun, guard.name, guard.convention, guard.options, guard.jit_keywords)
+
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
+        """Lowers the function without guarding it, as `jax.jit(fun).lower` does."""
+        return self._self_guard.ahead_of_time.lower(*args, **kwargs)
+
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
+        """Traces the function without guarding it, as `jax.jit(fun).trace` does."""
+        return self._self_guard.ahead_of_time.trace(*args, **kwargs)
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """Shapes and dtypes of the outputs, as `jax.jit(fun).eval_shape` gives them."""
+        return self._self_guard.ahead_of_time.eval_shape(*args, **kwargs)
+
+    def clear_cache(self) -> None:
+        """Drops all compiled forms; the record of signatures and traces stays."""
+        guard = self._self_guard
+        guard.ahead_of_time.clear_cache()
+        for engine in guard.engines.values():
+            engine.clear_cache()
+
+
+def _rebuild(*parts: Any) -> Guarded:
+    return Guarded(Guard(*parts))
+
+
+class BoundGuarded(_Surface):
+    """A guarded function as a method of an instance."""
+
+    def __init__(self, function: Guarded, instance: Any) -> None:
+        self.__func__, self.__self__ = function, instance
+        self.__wrapped__ = types.MethodType(function.__wrapped__, instance)
+        self.__name__, self.__doc__ = function._self_guard.name, function.__doc__
+
+    @property
+    def _self_guard(self) -> Guard:  # type: ignore[override]
+        return self.__func__._self_guard
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__func__(self.__self__, *args, **kwargs)
+
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
+        """As `Guarded.lower`."""
+        return self.__func__.lower(self.__self__, *args, **kwargs)
+
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
+        """As `Guarded.trace`."""
+        return self.__func__.trace(self.__self__, *args, **kwargs)
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """As `Guarded.eval_shape`."""
+        return self.__func__.eval_shape(self.__self__, *args, **kwargs)
+
+    def clear_cache(self) -> None:
+        """As `Guarded.clear_cache`."""
+        self.__func__.clear_cache()

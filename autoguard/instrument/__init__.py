@@ -1,0 +1,1 @@
+"""From a plan to a program that carries one code."""

@@ -1,0 +1,99 @@
+"""Runs a program under a plan: its outputs with new state behind the verdict, and the code.
+
+The code is one int32. Positive: the id of the first failing site. Zero: all is well. Negative: nothing failed, and
+the bits of `-code` say what else there is to know (see `Notes`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from autoguard.instrument import rules as _rules  # registers the rules
+from autoguard.instrument.interpreter import Interpreter
+from autoguard.instrument.verdict import Verdict, code_of, first_code, is_nonfinite
+from autoguard.placement.plan import Plan
+
+assert _rules
+
+_HANDLED_BIT = 1
+_OBSERVED_BITS = 29
+
+
+@dataclass(frozen=True)
+class Notes:
+    """What a negative code says.
+
+    Attributes:
+        handled: the program held its own state back.
+        observed: positions of outputs that may be non-finite and are; where many outputs share the last bit, all that
+            may be meant.
+    """
+
+    handled: bool
+    observed: tuple[int, ...]
+
+
+def read_notes(code: int, plan: Plan) -> Notes:
+    """The meaning of a negative code."""
+    bits = -code
+    observed = tuple(p for k, p in enumerate(plan.observed) if bits & _observed_bit(k))
+    return Notes(handled=bool(bits & _HANDLED_BIT), observed=observed)
+
+
+def _observed_bit(index: int) -> int:
+    return 2 << min(index, _OBSERVED_BITS - 1)
+
+
+def run_guarded(program: Any, plan: Plan, args: Sequence[Any]) -> tuple[list[Any], Any]:
+    """Evaluates a closed jaxpr under a plan.
+
+    Args:
+        program: the captured program.
+        plan: its plan.
+        args: flat arguments.
+
+    Returns:
+        The flat outputs, and the code (int32, scalar).
+    """
+    verdict = Verdict(plan)
+    outs, before = Interpreter(verdict).run(program, args)
+    handled = jnp.bool_(False)
+    if plan.holds:
+        held = _held(plan, verdict)
+        excused = held & (before > _last_state_site(plan))
+        handled, before = excused, lax.select(excused, jnp.int32(0), before)
+    if plan.commits:
+        outs = _commit(plan, outs, args, before == 0)
+    after = first_code([code_of(site, outs[site.position]) for site in plan.sites if site.after])
+    failing = lax.select(before != 0, before, jnp.int32(after))
+    return outs, lax.select(failing != 0, failing, _notes(plan, outs, handled))
+
+
+def _held(plan: Plan, verdict: Verdict) -> Any:
+    held = jnp.bool_(False)
+    for hold in plan.holds:
+        predicate = verdict.values[hold.place] != 0
+        held = held | (predicate if hold.holds_when else ~predicate)
+    return held
+
+
+def _last_state_site(plan: Plan) -> int:
+    return max((s.id for s in plan.sites if s.reason == "state" and not s.after), default=0)
+
+
+def _commit(plan: Plan, outs: Sequence[Any], args: Sequence[Any], ok: Any) -> list[Any]:
+    committed = list(outs)
+    for out, arg in plan.commits:
+        committed[out] = lax.select(ok, outs[out], args[arg])
+    return committed
+
+
+def _notes(plan: Plan, outs: Sequence[Any], handled: Any) -> Any:
+    bits = lax.select(handled, jnp.int32(_HANDLED_BIT), jnp.int32(0))
+    for index, position in enumerate(plan.observed):
+        bit = jnp.int32(_observed_bit(index))
+        bits = bits | lax.select(is_nonfinite(outs[position]), bit, jnp.int32(0))
+    return -bits

@@ -1,0 +1,5 @@
+"""One rule for each kind of equation that holds a program. Importing this package registers them."""
+
+from autoguard.instrument.rules import branches, calls, checkpoint, loops
+
+__all__ = ["branches", "calls", "checkpoint", "loops"]

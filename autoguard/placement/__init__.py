@@ -1,0 +1,1 @@
+"""What is judged where, and what is tested: pure functions over a jaxpr."""

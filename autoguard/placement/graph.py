@@ -1,0 +1,267 @@
+"""A captured program as one graph of values, at every depth.
+
+Each equation is visited once for every call path that leads to it, in program order. A call (`jit`, `remat`,
+`custom_jvp_call`, ...) is transparent: what goes in and comes out are the caller's own values. Loops and branches get
+values of their own, tied to the outer ones by links. Where a value is defined is a *place*: the call path, the
+position of the equation in its jaxpr (`INVARS` for a program's own arguments) and which of its results it is.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax.numpy as jnp
+from jax import dtypes
+
+from autoguard import compat
+
+INVARS = -1
+Path = tuple[int, ...]
+Place = tuple[Path, int, int]
+
+# Primitives that evaluate one inner program exactly once, with the parameter that holds it.
+CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "core_closed_call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "remat2": "jaxpr",
+    "checkpoint": "jaxpr",
+}
+
+
+@dataclass(slots=True)
+class Value:
+    """A value of the program: what it is, and where it is defined (None for literals and constants)."""
+
+    aval: Any
+    place: Place | None
+    literal: Any = None
+    maker: int | None = None  # the visit that makes it; None for arguments of programs and results of loops
+
+    @property
+    def floating(self) -> bool:
+        return is_floating(self.aval)
+
+
+@dataclass(slots=True)
+class Visit:
+    """An equation at one call path."""
+
+    index: int
+    path: Path
+    position: int
+    eqn: Any
+    ins: tuple[int, ...]
+    outs: tuple[int, ...]
+    transforms: tuple[str, ...]  # own and enclosing, outermost first, with `recompute` for rematerialised work
+    scopes: tuple[str, ...]
+    loops: tuple[Path, ...]  # the loop bodies that enclose it, outermost first
+    callers: tuple[Any, ...]  # the equations that enclose it, outermost first
+
+    @property
+    def name(self) -> str:
+        return self.eqn.primitive.name
+
+
+@dataclass
+class Graph:
+    """All visits in program order and all values, with the uses of each."""
+
+    visits: list[Visit] = field(default_factory=list)
+    values: list[Value] = field(default_factory=list)
+    uses: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    links: dict[int, list[int]] = field(default_factory=dict)
+    back_links: dict[int, list[int]] = field(default_factory=dict)
+    top_level: dict[int, Place] = field(default_factory=dict)  # value -> where the outermost program holds it
+    branch_indices: list[int] = field(default_factory=list)  # what chooses the branch of each `cond` with floating results
+    owner: list[int] = field(default_factory=list)  # visit -> position of its outermost equation
+    inputs: tuple[int, ...] = ()
+    constants: tuple[int, ...] = ()
+    outputs: tuple[int, ...] = ()
+
+    def new_value(self, aval: Any, place: Place | None, literal: Any = None, maker: int | None = None) -> int:
+        self.values.append(Value(aval, place, literal, maker))
+        return len(self.values) - 1
+
+    def link(self, source: int, target: int) -> None:
+        self.links.setdefault(source, []).append(target)
+        self.back_links.setdefault(target, []).append(source)
+
+
+def is_floating(aval: Any) -> bool:
+    """Whether values of this kind can be NaN or infinite."""
+    dtype = getattr(aval, "dtype", None)
+    if dtype is None or dtypes.issubdtype(dtype, dtypes.extended) or dtype == dtypes.float0:
+        return False
+    return bool(jnp.issubdtype(dtype, jnp.inexact))
+
+
+def called(eqn: Any) -> Any | None:
+    """The inner program of a transparent call, or None."""
+    parameter = CALLS.get(eqn.primitive.name)
+    return None if parameter is None else eqn.params.get(parameter)
+
+
+def is_batched_while(eqn: Any) -> bool:
+    """A `while` under vmap whose lanes stop at different times (its predicate is an array)."""
+    jaxpr, _ = compat.open_jaxpr(eqn.params["cond_jaxpr"])
+    return bool(jaxpr.outvars[0].aval.shape)
+
+
+def inner_programs(eqn: Any) -> list[Any]:
+    """The programs that an equation holds and that are entered, in the order of their numbers in a path."""
+    name = eqn.primitive.name
+    if name == "scan":
+        return [eqn.params["jaxpr"]]
+    if name == "while":
+        return [] if is_batched_while(eqn) else [eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]]
+    if name == "cond":
+        return list(eqn.params["branches"])
+    inner = called(eqn)
+    return [] if inner is None else [inner]
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """An inner program at one call path, with what it inherits from the equations around it."""
+
+    path: Path = ()
+    transforms: tuple[str, ...] = ()
+    scopes: tuple[str, ...] = ()
+    loops: tuple[Path, ...] = ()
+    callers: tuple[Any, ...] = ()
+
+
+def _inside(visit: Visit, number: int, loop: bool = False) -> _Frame:
+    path = (*visit.path, visit.position, number)
+    loops = (*visit.loops, path) if loop else visit.loops
+    return _Frame(path, visit.transforms, visit.scopes, loops, (*visit.callers, visit.eqn))
+
+
+class _Builder:
+    def __init__(self) -> None:
+        self.graph = Graph()
+
+    def program(self, closed: Any) -> Graph:
+        graph = self.graph
+        jaxpr, consts = compat.open_jaxpr(closed)
+        frame = _Frame()
+        inputs = self.arguments(jaxpr, frame)
+        constants = [graph.new_value(v.aval, None, literal=c) for v, c in zip(jaxpr.constvars, consts, strict=True)]
+        outputs = self.equations(jaxpr, frame, constants, inputs)
+        graph.inputs, graph.constants, graph.outputs = tuple(inputs), tuple(constants), tuple(outputs)
+        return graph
+
+    def arguments(self, jaxpr: Any, frame: _Frame) -> list[int]:
+        places = [(frame.path, INVARS, i) for i in range(len(jaxpr.invars))]
+        values = [self.graph.new_value(v.aval, p) for v, p in zip(jaxpr.invars, places, strict=True)]
+        if not frame.path:
+            self.graph.top_level.update(zip(values, places, strict=True))
+        return values
+
+    def equations(self, jaxpr: Any, frame: _Frame, constants: Sequence[int], inputs: Sequence[int]) -> list[int]:
+        env: dict[Any, int] = dict(zip(jaxpr.constvars, constants, strict=True))
+        env.update(zip(jaxpr.invars, inputs, strict=True))
+
+        def read(atom: Any) -> int:
+            if isinstance(atom, compat.Literal):
+                return self.graph.new_value(atom.aval, None, literal=atom.val)
+            return env[atom]
+
+        for position, eqn in enumerate(jaxpr.eqns):
+            outs = self.equation(eqn, frame, position, tuple(map(read, eqn.invars)))
+            env.update(zip(eqn.outvars, outs, strict=True))
+            if not frame.path:
+                for k, value in enumerate(outs):
+                    self.graph.top_level.setdefault(value, ((), position, k))
+        return [read(v) for v in jaxpr.outvars]
+
+    def equation(self, eqn: Any, frame: _Frame, position: int, ins: tuple[int, ...]) -> Sequence[int]:
+        transforms, scopes = compat.name_stack_parts(eqn)
+        visit = Visit(
+            index=len(self.graph.visits),
+            path=frame.path,
+            position=position,
+            eqn=eqn,
+            ins=ins,
+            outs=(),
+            transforms=(*frame.transforms, *transforms),
+            scopes=(*frame.scopes, *scopes),
+            loops=frame.loops,
+            callers=frame.callers,
+        )
+        if "rematted_computation" in scopes:
+            visit.transforms = (*visit.transforms, "recompute")
+        programs = inner_programs(eqn)
+        if not programs:
+            return self.plain(visit)
+        if called(eqn) is not None:
+            return self.enter(programs[0], visit, 0, ins)
+        outs = [self.graph.new_value(v.aval, (visit.path, position, k)) for k, v in enumerate(eqn.outvars)]
+        {"scan": self.scan, "while": self.loop, "cond": self.cond}[eqn.primitive.name](visit, outs)
+        return outs
+
+    def plain(self, visit: Visit) -> Sequence[int]:
+        graph = self.graph
+        visit.outs = tuple(
+            graph.new_value(v.aval, (visit.path, visit.position, k), maker=visit.index)
+            for k, v in enumerate(visit.eqn.outvars)
+        )
+        graph.visits.append(visit)
+        graph.owner.append((*visit.path, visit.position)[0])
+        for operand, value in enumerate(visit.ins):
+            graph.uses.setdefault(value, []).append((visit.index, operand))
+        return visit.outs
+
+    def enter(self, program: Any, visit: Visit, number: int, inputs: Sequence[int], loop: bool = False) -> list[int]:
+        jaxpr, consts = compat.open_jaxpr(program)
+        constants = [self.graph.new_value(v.aval, None, literal=c) for v, c in zip(jaxpr.constvars, consts, strict=True)]
+        return self.equations(jaxpr, _inside(visit, number, loop), constants, inputs)
+
+    def own_inputs(self, program: Any, visit: Visit, number: int, sources: Sequence[int]) -> list[int]:
+        jaxpr, _ = compat.open_jaxpr(program)
+        inner = self.arguments(jaxpr, _inside(visit, number))
+        for source, target in zip(sources, inner, strict=True):
+            self.graph.link(source, target)
+        return inner
+
+    def scan(self, visit: Visit, outs: Sequence[int]) -> None:
+        view = compat.scan_view(visit.eqn)
+        inner = self.own_inputs(view.jaxpr, visit, 0, visit.ins)
+        results = self.enter(view.jaxpr, visit, 0, inner, loop=True)
+        carry = inner[view.num_consts : view.num_consts + view.num_carry]
+        for result, again in zip(results[: view.num_carry], carry, strict=True):
+            self.graph.link(result, again)
+        for result, out in zip(results, outs, strict=True):
+            self.graph.link(result, out)
+
+    def loop(self, visit: Visit, outs: Sequence[int]) -> None:
+        params, ins = visit.eqn.params, visit.ins
+        n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
+        carry = ins[n_cond + n_body :]
+        cond = self.own_inputs(params["cond_jaxpr"], visit, 0, (*ins[:n_cond], *carry))
+        self.enter(params["cond_jaxpr"], visit, 0, cond, loop=True)
+        body = self.own_inputs(params["body_jaxpr"], visit, 1, (*ins[n_cond : n_cond + n_body], *carry))
+        results = self.enter(params["body_jaxpr"], visit, 1, body, loop=True)
+        for k, result in enumerate(results):
+            for target in (body[n_body + k], cond[n_cond + k], outs[k]):
+                self.graph.link(result, target)
+            self.graph.link(carry[k], outs[k])
+
+    def cond(self, visit: Visit, outs: Sequence[int]) -> None:
+        if any(self.graph.values[out].floating for out in outs):
+            self.graph.branch_indices.append(visit.ins[0])
+        for number, branch in enumerate(visit.eqn.params["branches"]):
+            inner = self.own_inputs(branch, visit, number, visit.ins[1:])
+            for result, out in zip(self.enter(branch, visit, number, inner), outs, strict=True):
+                self.graph.link(result, out)
+
+
+
+def build(closed: Any) -> Graph:
+    """The graph of a closed jaxpr. Linear in the number of visited equations."""
+    return _Builder().program(closed)

@@ -1,0 +1,267 @@
+"""Which values of a program are judged, and where (the rules of what counts)."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+
+from autoguard.placement.finiteness import MOVES, OBSERVES, is_infinite_constant, reaction
+from autoguard.placement.graph import INVARS, Graph, Path, Place, Visit
+from autoguard.placement.plan import Plan, Request, Site
+from autoguard.placement.selfguard import find_holds
+
+
+def make_plan(graph: Graph, request: Request) -> Plan:
+    """Places the tests of one program. Linear in the number of visited equations."""
+    gradients = gradient_visits(graph)
+    if request.checks == "off" or (request.checks == "gradients" and not gradients):
+        return Plan(sites=())
+    return _Judge(graph, request, gradients).plan()
+
+
+def gradient_visits(graph: Graph) -> list[Visit]:
+    """The gradient-producing equations: those under `transpose`, without recomputed forward work.
+
+    A program that has none but uses forward mode (jacfwd) selects the equations under `jvp`.
+    """
+
+    def last(visit: Visit, wanted: str) -> bool:
+        relevant = [t for t in visit.transforms if t in (wanted, "recompute")]
+        return bool(relevant) and relevant[-1] == wanted
+
+    transposed = [v for v in graph.visits if last(v, "transpose")]
+    return transposed or [v for v in graph.visits if last(v, "jvp")]
+
+
+def reachable(graph: Graph, sources: Iterable[int]) -> set[int]:
+    """All values that depend on any of the sources."""
+    seen, pending = set(sources), list(sources)
+    while pending:
+        value = pending.pop()
+        found = list(graph.links.get(value, ()))
+        for visit, _ in graph.uses.get(value, ()):
+            found.extend(graph.visits[visit].outs)
+        fresh = [v for v in found if v not in seen]
+        seen.update(fresh)
+        pending.extend(fresh)
+    return seen
+
+
+class _Judge:
+    def __init__(self, graph: Graph, request: Request, gradients: list[Visit]) -> None:
+        self.graph, self.request = graph, request
+        self.made = [v for visit in gradients for v in visit.outs if graph.values[v].floating]
+        self.depends = reachable(graph, self.made)
+        self.new_state = {out: arg for out, arg in request.pairs}
+        self.loss = self.find_loss()
+        self.update = self.find_update(gradients)
+        self.sites: dict[tuple[Place, bool], Site] = {}
+
+    def find_loss(self) -> int | None:
+        if self.request.loss != "automatic":
+            return self.request.loss
+        returned = self.request.returned
+        for position, value in enumerate(self.graph.outputs):
+            made = self.graph.values[value]
+            if position in self.new_state or (returned is not None and position not in returned):
+                continue
+            if made.floating and made.aval.shape == () and value not in self.depends:
+                return position
+        return None
+
+    def find_update(self, gradients: list[Visit]) -> frozenset[int]:
+        """The outermost equations that only new state needs and that make no gradient."""
+        if not self.request.committed or self.request.protect != "gradients":
+            return frozenset()
+        graph = self.graph
+        needed = {v for visit in gradients for v in visit.outs}
+        needed.update(v for o, v in enumerate(graph.outputs) if o not in self.new_state)
+        effects = [v for v in graph.visits if v.eqn.effects]
+        needed.update(v for visit in effects for v in (*visit.ins, *visit.outs))
+        kept = {_outermost(graph.values[v].place) for v in _ancestors(graph, needed)}
+        made = {graph.owner[visit.index] for visit in graph.visits}
+        return frozenset(made - kept)
+
+    def plan(self) -> Plan:
+        judged_outputs = self.judged_outputs()
+        loss = () if self.loss is None else (self.graph.outputs[self.loss],)
+        holds, watched = find_holds(self.graph, self.depends, loss)
+        cut = bool(self.update)
+        self.place_moving(watched, cut)
+        for position in judged_outputs:
+            self.place_output(position, cut)
+        sites = self.numbered(bool(holds))
+        tested = {s.place for s in sites}
+        return Plan(
+            sites=sites,
+            observed=self.observed(judged_outputs),
+            holds=holds,
+            update=self.update,
+            commits=self.commits(),
+            commit_all=not cut,
+            entered=_prefixes(tested),
+        )
+
+    def commits(self) -> tuple[tuple[int, int], ...]:
+        request = self.request
+        if request.protect == "off":
+            return ()
+        held = request.committed - request.advancing
+        return tuple((out, arg) for out, arg in request.pairs if arg in held)
+
+    def judged_outputs(self) -> list[int]:
+        request, graph = self.request, self.graph
+        judged = []
+        for position, value in enumerate(graph.outputs):
+            if not graph.values[value].floating or position in request.allowed:
+                continue
+            is_state = position in self.new_state
+            if is_state and value not in self.depends and request.is_legal(self.new_state[position]):
+                continue
+            every = request.checks in ("all", "outputs")
+            if every or is_state or value in self.depends or position == self.loss:
+                judged.append(position)
+        return judged
+
+    def observed(self, judged: list[int]) -> tuple[int, ...]:
+        skip = {*judged, *self.request.allowed, *self.new_state}
+        floating = (p for p, v in enumerate(self.graph.outputs) if self.graph.values[v].floating)
+        return tuple(p for p in floating if p not in skip)
+
+    def place_moving(self, watched: set[int], cut: bool) -> None:
+        """Follows each judged value along its uses to where the judgement stops."""
+        if self.request.checks == "outputs":
+            return
+        everything = self.request.checks == "all"
+        graph = self.graph
+        sources = self.made
+        if everything:
+            sources = [v for visit in graph.visits for v in visit.outs if graph.values[v].floating]
+        legal = self.legally_infinite() if everything else set()
+        made = set(self.made)
+        judged, pending = set(sources), list(sources)
+        while pending:
+            value = pending.pop()
+            stops, moved = self.follow(value, cut)
+            if stops or value in watched:
+                reason = "gradient" if value in self.depends or value in made else "value"
+                self.add(value, reason, nan_only=value in legal)
+            fresh = [v for v in moved if v not in judged]
+            judged.update(fresh)
+            pending.extend(fresh)
+
+    def follow(self, value: int, cut: bool) -> tuple[bool, list[int]]:
+        """Whether a judgement stops at this value, and the values that it moves to."""
+        graph = self.graph
+        inside = cut and _outermost(graph.values[value].place) not in self.update
+        stops, moved = False, []
+        for target in graph.links.get(value, ()):
+            if inside and _outermost(graph.values[target].place) in self.update:
+                stops = True
+            else:
+                moved.append(target)
+        for index, operand in graph.uses.get(value, ()):
+            answer = reaction(graph, graph.visits[index], operand)
+            if answer is OBSERVES:
+                continue
+            if answer is MOVES and not (inside and graph.owner[index] in self.update):
+                moved.extend(graph.visits[index].outs)
+            else:
+                stops = True
+        return stops, moved
+
+    def legally_infinite(self) -> set[int]:
+        """The values that hold an infinity because a constant of the program does (masks)."""
+        graph = self.graph
+        pending = [i for i, v in enumerate(graph.values) if is_infinite_constant(v.literal)]
+        state = [arg for out, arg in self.request.pairs if graph.outputs[out] not in self.depends]
+        pending += [graph.inputs[arg] for arg in state if self.request.is_legal(arg)]
+        seen = set(pending)
+        while pending:
+            value = pending.pop()
+            found = list(graph.links.get(value, ()))
+            for index, operand in graph.uses.get(value, ()):
+                visit = graph.visits[index]
+                if reaction(graph, visit, operand) is MOVES or visit.name in _KEEPS_INFINITY:
+                    found.extend(visit.outs)
+            fresh = [v for v in found if v not in seen]
+            seen.update(fresh)
+            pending.extend(fresh)
+        return seen
+
+    def place_output(self, position: int, cut: bool) -> None:
+        is_state = position in self.new_state
+        reason = "state" if is_state else "loss" if position == self.loss else "output"
+        self.add(self.graph.outputs[position], reason, position, after=cut and is_state)
+
+    def add(
+        self, value: int, reason: str, position: int = -1, *, after: bool = False, nan_only: bool = False
+    ) -> None:
+        made = self.graph.values[value]
+        # Where the outermost program holds the value too, no inner program has to be entered for it.
+        place = self.graph.top_level.get(value, made.place)
+        if place is None or made.aval.size == 0:
+            return  # a constant of the program is what its author wrote; an empty array holds nothing
+        output = () if position < 0 else (self.request.output_paths[position],)
+        old = self.sites.get((place, after))
+        if old is not None:
+            reason = "state" if "state" in (old.reason, reason) else old.reason
+            output, position = (*old.output, *output), max(old.position, position)
+        self.sites[place, after] = Site(0, place, reason, value, made.maker, output, position, after, nan_only)
+
+    def numbered(self, guards_itself: bool) -> tuple[Site, ...]:
+        # Where the program guards itself, the state comes first: a code beyond it may be excused by a handled step.
+        ordered = sorted(
+            self.sites.values(),
+            key=lambda s: (s.after, guards_itself and s.reason != "state", *_program_order(s.place)),
+        )
+        return tuple(replace(site, id=number) for number, site in enumerate(ordered, start=1))
+
+
+_KEEPS_INFINITY = frozenset(
+    "max min reduce_max reduce_min gather dynamic_slice slice scatter sort pad clamp while cummax".split()
+)
+
+
+def _outermost(place: Place | None) -> int | None:
+    """The position of the outermost equation that makes a value; None for arguments and constants."""
+    if place is None:
+        return None
+    path, position, _ = place
+    owner = path[0] if path else position
+    return None if owner == INVARS else owner
+
+
+def _ancestors(graph: Graph, targets: Iterable[int]) -> set[int]:
+    """All values that any of the targets is made from."""
+    seen, pending = set(targets), list(targets)
+    # A value inside an equation makes the whole outermost equation needed, so what it reads is needed too.
+    reads: dict[int, list[int]] = {}
+    for visit in graph.visits:
+        reads.setdefault(graph.owner[visit.index], []).extend(visit.ins)
+    entered: set[int] = set()
+    while pending:
+        value = pending.pop()
+        owner = _outermost(graph.values[value].place)
+        found = list(graph.back_links.get(value, ()))
+        if owner is not None and owner not in entered:
+            entered.add(owner)
+            found.extend(reads.get(owner, ()))
+        fresh = [v for v in found if v not in seen]
+        seen.update(fresh)
+        pending.extend(fresh)
+    return seen
+
+
+def _program_order(place: Place) -> tuple[tuple[float, ...], int]:
+    """Sorts places as their equations run; the results of a loop come after everything inside it."""
+    path, position, result = place
+    return (*path, position, np.inf), result
+
+
+def _prefixes(places: Iterable[Place]) -> frozenset[Path]:
+    """The call paths of all programs that have to be entered to reach the places."""
+    found = set()
+    for path, _, _ in places:
+        found.update(path[: k + 2] for k in range(0, len(path), 2))
+    return frozenset(found)

@@ -1,0 +1,88 @@
+"""What `f.checks` shows: how much of a program is judged, tested, and out of sight."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jax.extend.core import jaxprs_in_params
+from jax.extend.source_info_util import summarize
+
+from autoguard.placement.graph import Graph, Visit
+from autoguard.placement.judge import gradient_visits
+from autoguard.placement.plan import Plan
+
+_OPAQUE = frozenset("pallas_call ffi_call pure_callback io_callback custom_call".split())
+
+
+@dataclass(frozen=True)
+class Checks:
+    """The checks of one program.
+
+    Attributes:
+        equations: equations seen, at every depth, each as often as a call path leads to it.
+        gradient_producing: how many of them make gradients.
+        tested: values tested in the program.
+        observed: key paths of outputs that may be non-finite and are reported once.
+        legal: key paths of state that was non-finite at the first call.
+        opaque: primitives with an inner program that is not entered, with their source lines; their results are
+            judged.
+        unpaired: donated arguments whose new value is not certain, with the outputs that fit.
+        committed: how many leaves of new state stand behind the verdict.
+        guards_itself: whether the program holds its own state back when gradients are not finite.
+    """
+
+    equations: int = 0
+    gradient_producing: int = 0
+    tested: int = 0
+    observed: tuple[str, ...] = ()
+    legal: tuple[str, ...] = ()
+    opaque: tuple[str, ...] = ()
+    unpaired: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    committed: int = 0
+    guards_itself: bool = False
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.equations} equations seen, {self.gradient_producing} of them make gradients",
+            f"{self.tested} values tested, {self.committed} state leaves committed behind the verdict",
+        ]
+        for label, entries in (("observed", self.observed), ("legal", self.legal), ("opaque", self.opaque)):
+            lines.extend(f"{label}: {entry}" for entry in entries)
+        lines.extend(f"unpaired: {name}" for name in self.unpaired)
+        if self.guards_itself:
+            lines.append("the program holds its own state back when gradients are not finite")
+        if not self.tested:
+            lines.append("nothing is judged" + ("" if self.gradient_producing else ": no gradient is made here"))
+        return "\n".join(lines)
+
+
+def summarise(
+    graph: Graph,
+    plan: Plan,
+    output_paths: Sequence[str],
+    legal: Sequence[str],
+    unpaired: Mapping[str, tuple[str, ...]],
+) -> Checks:
+    """The summary of one plan."""
+    return Checks(
+        equations=len(graph.visits),
+        gradient_producing=len(gradient_visits(graph)),
+        tested=len(plan.sites),
+        observed=tuple(output_paths[p] for p in plan.observed),
+        legal=tuple(legal),
+        opaque=tuple(dict.fromkeys(_described(v) for v in graph.visits if is_opaque(v))),
+        unpaired=dict(unpaired),
+        committed=len(plan.commits),
+        guards_itself=bool(plan.holds),
+    )
+
+
+def is_opaque(visit: Visit) -> bool:
+    """Whether an equation holds a program (or a foreign function) that is not entered."""
+    return visit.name in _OPAQUE or any(True for _ in jaxprs_in_params(visit.eqn.params))
+
+
+def _described(visit: Visit) -> str:
+    equations: tuple[Any, ...] = (visit.eqn, *reversed(visit.callers))
+    lines = (summarize(e.source_info) for e in equations)
+    return f"{visit.name} at {next((line for line in lines if line != 'unknown'), 'unknown')}"

@@ -1,0 +1,127 @@
+"""What happens after a call that was not all well: counters, warnings that come once, and the failure itself."""
+
+import threading
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from autoguard.config import Options
+from autoguard.diagnosis.evidence import diagnose
+from autoguard.errors import AutoguardWarning, NonFiniteError, logger
+from autoguard.instrument.commit import read_notes
+from autoguard.program import Program, arguments_by_name
+from autoguard.report.message import handled_too_often, nonfinite_message, observed_message
+
+
+class Reaction:
+    """The counters of one guarded function, and what its failures do.
+
+    Attributes:
+        skipped: steps that failed and were skipped.
+        handled: steps in which the program held its own state back.
+        observed: how often each output that may be non-finite was.
+    """
+
+    def __init__(self) -> None:
+        self.skipped = 0
+        self.handled = 0
+        self.observed: dict[str, int] = {}
+        self._lock = threading.Lock()
+        self._row: tuple[int, int] = (0, 0)  # call number of the latest failed or handled step, and how many in a row
+
+    def bind(self, options: Options, deliver: Callable[[Exception, Any], Any] | None = None) -> Callable[..., Any]:
+        """The reaction under one set of options; `deliver` raises the error, or sees to it that it is raised."""
+
+        def react(
+            program: Program, code: int, number: int, args: tuple[Any, ...], kwargs: Mapping[str, Any], outs: Any
+        ) -> Any:
+            if code < 0:
+                self._note(program, code, number, outs, options)
+                return outs
+            return self._fail(_Failure(program, code, number, args, kwargs, outs), options, deliver or _raise)
+
+        return react
+
+    def _in_a_row(self, number: int) -> int:
+        with self._lock:
+            latest, length = self._row
+            self._row = (number, length + 1 if number == latest + 1 else 1)
+            return self._row[1]
+
+    def _note(self, program: Program, code: int, number: int, outs: Any, options: Options) -> None:
+        notes = read_notes(code, program.plan)
+        if notes.handled:
+            self.handled += 1
+            row = self._in_a_row(number)
+            if row > options.max_skips and options.mode != "observe":
+                raise NonFiniteError(handled_too_often(program.function, number, row), call=number)
+        leaves = jax.tree.leaves(outs)
+        for position in notes.observed:
+            path = program.output_paths[position]
+            if path not in self.observed:
+                message = observed_message(program.function, number, path, leaves[position])
+                warnings.warn(message, AutoguardWarning, stacklevel=4)
+            self.observed[path] = self.observed.get(path, 0) + 1
+
+    def _fail(self, failure: "_Failure", options: Options, deliver: Callable[[Exception, Any], Any]) -> Any:
+        if options.mode == "observe":
+            logger.warning("%s", failure.error())
+            return failure.outs
+        if options.on_failure == "warn":
+            warnings.warn(str(failure.error()), AutoguardWarning, stacklevel=4)
+            return failure.outs
+        if options.on_failure == "skip":
+            self.skipped += 1
+            row = self._in_a_row(failure.number)
+            if row <= options.max_skips:
+                logger.warning("%s, call %d: skipped, not finite.", failure.program.function, failure.number)
+                return failure.outs
+        return deliver(failure.error(), failure.outs)
+
+
+def _raise(error: Exception, outs: Any) -> Any:
+    raise error
+
+
+class _Failure:
+    """One failed call, on its way to an exception."""
+
+    def __init__(
+        self, program: Program, code: int, number: int, args: tuple[Any, ...], kwargs: Mapping[str, Any], outs: Any
+    ) -> None:
+        self.program, self.code, self.number, self.outs = program, code, number, outs
+        call = program.convention.split(args, kwargs)
+        self.flat = jax.tree.leaves((call.args, dict(call.kwargs)))
+        self._restore()
+
+    def _restore(self) -> None:
+        """Puts the old values of donated arguments, which the program has handed back, where they were."""
+        program = self.program
+        site = program.plan.sites[self.code - 1]
+        leaves = jax.tree.leaves(self.outs)
+        self.lost: set[int] = set()
+        if not site.after:
+            self.flat = list(self.flat)
+            for out, arg in program.plan.commits:
+                if _is_gone(self.flat[arg]):
+                    self.flat[arg] = leaves[out]
+        self.lost = {i for i, leaf in enumerate(self.flat) if _is_gone(leaf)}
+
+    def error(self) -> NonFiniteError:
+        program = self.program
+        site = program.plan.sites[self.code - 1]
+        report = diagnose(program, site, None if self.lost else self.flat)
+        named = arguments_by_name(program, self.flat)
+        lost = {path.split("[")[0].split(".")[0] for i, path in enumerate(program.input_paths) if i in self.lost}
+        protected = tuple(name for name in program.pairing.pairs if name not in lost)
+        message = nonfinite_message(report, self.number, protected, sorted(lost))
+        state = tuple(named[name] for name in protected) if protected else None
+        return NonFiniteError(
+            message, report=report, call=self.number, inputs=dict(named), state=state, site=report.site
+        )
+
+
+def _is_gone(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and leaf.is_deleted()

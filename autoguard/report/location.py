@@ -1,0 +1,82 @@
+"""Where an operation stands in the user's source, and what encloses it."""
+
+import contextlib
+import linecache
+import os
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from autoguard import compat
+from autoguard.placement.graph import Visit
+from autoguard.report.failure import Location, Operation
+
+_OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+# Frames of these packages are between the user and JAX; what the user can change is outside them.
+_LIBRARIES = re.compile(r"[\\/](?:site|dist)-packages[\\/](jax|jaxlib|flax|optax|chex|orbax|wrapt|distrax|haiku|equinox)[\\/]")
+_NOT_MODULES = re.compile(r"^(jit\(.*\)|jvp\(.*\)|transpose\(.*\)|rematted_computation|checkpoint|remat|while|body|cond)$")
+
+
+def describe_operation(
+    visit: Visit, phase: str, kinds: Sequence[str] = (), iterations: Sequence[int] = ()
+) -> Operation:
+    """The facts about one visited equation that do not need a run, with those from a run."""
+    user, library = find_lines((visit.eqn, *reversed(visit.callers)))
+    return Operation(
+        primitive=visit.name,
+        phase=phase,
+        location=user,
+        library=library,
+        module=tuple(s for s in visit.scopes if not _NOT_MODULES.match(s)),
+        loops=_loops(visit, iterations),
+        operands=tuple(compat.short_aval(v.aval) for v in visit.eqn.invars),
+        results=tuple(compat.short_aval(v.aval) for v in visit.eqn.outvars),
+        kinds=tuple(kinds),
+    )
+
+
+def find_lines(equations: Iterable[Any]) -> tuple[Location | None, Location | None]:
+    """The user's line of the first equation that has one, and the library's line, if the innermost line is a library's.
+
+    Equations in functions that JAX itself caches have no user frame: the equation that calls them has.
+    """
+    library = None
+    for eqn in equations:
+        for frame in compat.user_frames(eqn):
+            if frame.file.startswith(_OWN):
+                continue
+            if _LIBRARIES.search(frame.file):
+                library = library or _location(frame)
+            else:
+                return _location(frame), library
+    return None, library
+
+
+def _location(frame: compat.Frame) -> Location:
+    text = linecache.getline(frame.file, frame.line).rstrip("\n")
+    piece = text[frame.column : frame.end_column] if frame.end_line == frame.line and frame.end_column else ""
+    return Location(frame.file, frame.line, frame.function, (piece or text).strip())
+
+
+def _loops(visit: Visit, iterations: Sequence[int]) -> tuple[str, ...]:
+    found = []
+    for path, iteration in zip(visit.loops, iterations, strict=False):
+        if iteration < 0:
+            continue
+        caller = visit.callers[len(path) // 2 - 1]
+        name = caller.primitive.name
+        total = f" of {compat.scan_view(caller).length}" if name == "scan" else ""
+        found.append(f"{name} iteration {iteration}{total}")
+    return tuple(found)
+
+
+def calling_line() -> str:
+    """`file.py:88` of the user's line that is calling: the first frame outside autoguard and the libraries."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith((_OWN, "<frozen")) and file != contextlib.__file__ and not _LIBRARIES.search(file):
+            return f"{os.path.basename(file)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""

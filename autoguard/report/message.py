@@ -1,0 +1,168 @@
+"""The text of failures: a headline, facts by name, and exactly one line with what to do next."""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from autoguard.report.failure import FailureReport, Location, Operation, Received
+
+_ADVICE = {
+    "div": "guard the division: jnp.where(d == 0, 1, d) as denominator, or add an epsilon to it",
+    "log": "guard the logarithm: jnp.log(jnp.maximum(x, eps)), or jax.scipy.special.xlogy for p * log(p)",
+    "log1p": "keep the argument of log1p above -1",
+    "sqrt": "keep the argument away from zero and below: jnp.sqrt(jnp.maximum(x, eps))",
+    "rsqrt": "keep the argument above zero: jax.lax.rsqrt(jnp.maximum(x, 0) + eps)",
+    "pow": "keep the base above zero: jnp.maximum(x, eps) ** p",
+    "integer_pow": "keep the base away from zero, or scale it down",
+    "exp": "subtract the maximum before exp, or clip its argument",
+    "exp2": "subtract the maximum before exp2, or clip its argument",
+    "cholesky": "the matrix is not positive definite: add a small multiple of the identity",
+    "dot_general": "the product exceeds the range of its dtype: scale its operands or use a wider dtype",
+    "mul": "the product exceeds the range of its dtype, or 0 met Inf: scale the factors or use a wider dtype",
+    "reduce_sum": "the sum exceeds the range of its dtype: use a mean, or sum in float32",
+    "convert_element_type": "the value exceeds the range of the new dtype: scale it before the conversion",
+    "gather": "an index is out of range and the gap was filled: check the indices",
+}
+_WHERE_ADVICE = "a where() around it hides the value but not its gradient: guard the argument inside the where() too"
+
+
+def nonfinite_message(report: FailureReport, number: int | None, protected: Sequence[str], gone: Sequence[str]) -> str:
+    """The message of a `NonFiniteError`.
+
+    Args:
+        report: the facts.
+        number: number of the call, from 1; None if it is not counted.
+        protected: arguments that are certainly as before the call, restored where they had been donated.
+        gone: donated arguments that could not be restored.
+    """
+    facts = [*_received_facts(report), *_operation_facts(report)]
+    if report.outputs:
+        facts.append(("reached", _enumerated(report.outputs)))
+    if report.not_replayed:
+        facts.append(("replay", f"not possible: {report.not_replayed}" if report.site is None else report.not_replayed))
+    facts.append(("state", _state(report, protected, gone)))
+    facts.append(("next", _advice(report)))
+    call = "" if number is None else f", call {number}"
+    return layout(f"{report.function}{call}: {_headline(report)}", facts)
+
+
+def layout(headline: str, facts: Sequence[tuple[str, str]]) -> str:
+    """A headline, an empty line, and the facts with their names in one column."""
+    width = max(len(name) for name, _ in facts) + 2
+    return "\n".join([headline, "", *(f"  {name:<{width}}{text}".rstrip() for name, text in facts)])
+
+
+def _headline(report: FailureReport) -> str:
+    if report.received:
+        return f"{report.received[0].path} was not finite when the call began."
+    if report.constant and report.site is None:
+        return "a constant of the program is not finite."
+    if report.site is None:
+        return f"{_what_failed(report)} is not finite."
+    if report.site.kinds:
+        return f"the first non-finite value is made by `{report.site.primitive}` in the {report.site.phase}."
+    return f"the result of `{report.site.primitive}` in the {report.site.phase} is not finite."
+
+
+def _what_failed(report: FailureReport) -> str:
+    if not report.outputs:
+        return "a value on the way to a gradient"
+    names = {"loss": "the loss ", "state": "new state ", "output": "output "}
+    return names.get(report.reason, "") + report.outputs[0]
+
+
+def _received_facts(report: FailureReport) -> list[tuple[str, str]]:
+    facts = [("received", _received(r)) for r in report.received]
+    return facts + [("also", _received(r)) for r in report.also_nonfinite]
+
+
+def _received(received: Received) -> str:
+    counts = ", ".join(f"{count} {kind}" for count, kind in received.counts)
+    return f"{received.path} {received.type}: {counts}"
+
+
+def _operation_facts(report: FailureReport) -> list[tuple[str, str]]:
+    facts: list[tuple[str, str]] = []
+    site = report.site
+    if site is not None:
+        facts += _place_facts(site)
+        facts.append(("reads", ", ".join(site.operands)))
+        kinds = f": {' and '.join(site.kinds)}" if site.kinds else ""
+        facts.append(("gives", ", ".join(site.results) + kinds))
+    if report.nan is not None:
+        line = report.nan.location
+        where = f" at {place(line)}" if line else ""
+        facts.append(("NaN", f"first made by `{report.nan.primitive}` in the {report.nan.phase}{where}"))
+    return facts
+
+
+def _place_facts(site: Operation) -> list[tuple[str, str]]:
+    facts = []
+    line, library = site.location or site.library, site.library
+    if line is not None:
+        facts.append(("at", f"{place(line)} in {line.function}    {line.source}".rstrip()))
+    if site.location is not None and library is not None:
+        facts.append(("inside", f"{place(library)} in {library.function}"))
+    inside = [" / ".join(site.module)] if site.module else []
+    if inside or site.loops:
+        facts.append(("in", "    ".join([*inside, *([", ".join(site.loops)] if site.loops else [])])))
+    return facts
+
+
+def place(location: Location) -> str:
+    """`train.py:88`, relative to the working directory where that is shorter, so that a terminal can open it."""
+    relative = os.path.relpath(location.file)
+    file = relative if not relative.startswith("..") else location.file
+    return f"{file}:{location.line}"
+
+
+def _state(report: FailureReport, protected: Sequence[str], gone: Sequence[str]) -> str:
+    if gone:
+        why = 'the fault was born in the update; protect="all" would have kept it' if report.after else "it was donated"
+        return f"{_enumerated(gone)} gone: {why}"
+    if not protected:
+        return "no argument was changed"
+    return f"{_enumerated(protected)} {'is' if len(protected) == 1 else 'are'} as before this call"
+
+
+def _enumerated(names: Sequence[str], most: int = 6) -> str:
+    shown = list(names[:most])
+    if len(names) > most:
+        return ", ".join(shown) + f" and {len(names) - most} more"
+    return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)
+
+
+def _advice(report: FailureReport) -> str:
+    if report.received:
+        name = report.received[0].path
+        return f"find out what put it into {name}: the step itself did not"
+    if report.site is None:
+        return "run once more with AUTOGUARD=debug, which looks at every operation"
+    if report.site.phase == "backward pass" and report.site.primitive in ("mul", "div"):
+        return _WHERE_ADVICE
+    default = "scale its operands, or use a wider dtype"
+    return _ADVICE.get(report.site.primitive, default)
+
+
+def observed_message(function: str, number: int, path: str, value: Any) -> str:
+    """The warning about an output that no gradient depends on; it comes once for each leaf."""
+    facts = [("next", f"if that is meant: allow_nonfinite=({path!r},)")]
+    kind = f"{value.dtype.name}{list(value.shape)}"
+    headline = f"{function}, call {number}: {path} {kind} is not finite. No gradient depends on it; the step goes on."
+    return layout(headline, facts)
+
+
+def handled_too_often(function: str, number: int, row: int) -> str:
+    """The message when a program has held its own state back too many times in a row."""
+    facts = [
+        ("state", "as the program itself left it: unchanged"),
+        ("next", "lower the learning rate or the initial loss scale, or raise AUTOGUARD_MAX_SKIPS"),
+    ]
+    return layout(f"{function}, call {number}: the program has held its own update back {row} times in a row.", facts)
+
+
+def assertion_message(function: str, text: str) -> str:
+    """The message of a value assertion that failed inside a guarded function."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    facts = [("state", "no argument was changed"), ("next", "look at the assertion: it stands in your code")]
+    return layout(f"{function}: {lines[0] if lines else 'a value assertion failed'}", facts)

@@ -1,0 +1,167 @@
+"""Which output is the new value of which argument.
+
+State is what comes in as an argument and goes out as its successor. An argument is paired with the one output subtree
+of equal structure and avals. Where several fit, the name of the argument decides if an output field bears it;
+otherwise the argument stays unpaired: returned gradients and averaged copies look just like parameters.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from autoguard.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Argument:
+    """An argument as pairing sees it.
+
+    Attributes:
+        name: the argument's name.
+        tree: its pytree structure.
+        positions: positions of its leaves among the flat arguments.
+        donated: whether its buffers are donated.
+    """
+
+    name: str
+    tree: Any
+    positions: tuple[int, ...]
+    donated: bool
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """The outcome.
+
+    Attributes:
+        pairs: (output, argument) positions by argument name.
+        unpaired: donated arguments without a successor, with the outputs that could be it.
+    """
+
+    pairs: Mapping[str, tuple[tuple[int, int], ...]]
+    unpaired: Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class _Subtree:
+    path: str
+    last: str
+    tree: Any
+    start: int
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.tree.num_leaves
+
+
+def pair(
+    arguments: Sequence[Argument],
+    in_avals: Sequence[Any],
+    out_tree: Any,
+    out_avals: Sequence[Any],
+    *,
+    chosen: Sequence[tuple[str, str]] | None = None,
+    bare: bool = False,
+) -> Pairing:
+    """Pairs arguments with output subtrees.
+
+    Args:
+        arguments: the dynamic arguments.
+        in_avals: avals of the flat arguments.
+        out_tree: structure of the outputs.
+        out_avals: avals of the flat outputs.
+        chosen: what the user says, as (argument name, output path); nothing else is paired then.
+        bare: pair arguments that are a single array even if they are not donated. (They are not by default: a
+            learning rate is not the predecessor of a loss.)
+
+    Raises:
+        ConfigError: `chosen` names an argument or output that does not exist or does not fit.
+    """
+    subtrees = _subtrees(out_tree)
+
+    def fits(argument: Argument, subtree: _Subtree) -> bool:
+        return argument.tree == subtree.tree and all(
+            _same(in_avals[i], out_avals[o])
+            for i, o in zip(argument.positions, range(subtree.start, subtree.stop), strict=True)
+        )
+
+    if chosen is not None:
+        return Pairing({a.name: _matched(a, s) for a, s in _chosen(chosen, arguments, subtrees, fits)}, {})
+    pairs: dict[str, tuple[tuple[int, int], ...]] = {}
+    unpaired: dict[str, tuple[str, ...]] = {}
+    claimed: set[int] = set()
+    candidates = [a for a in arguments if a.positions and (a.donated or bare or not _is_leaf(a.tree))]
+    # Large arguments first: the moments inside an optimizer state look like the parameters.
+    for group in _grouped(sorted(candidates, key=lambda a: -len(a.positions)), in_avals):
+        free = [s for s in subtrees if fits(group[0], s) and claimed.isdisjoint(range(s.start, s.stop))]
+        for argument in group:
+            named = [s for s in free if s.last == argument.name]
+            fitting = free if len(free) == 1 == len(group) else named
+            if len(fitting) == 1:
+                pairs[argument.name] = _matched(argument, fitting[0])
+                claimed.update(range(fitting[0].start, fitting[0].stop))
+            elif argument.donated:
+                unpaired[argument.name] = tuple(s.path for s in free)
+    return Pairing(pairs, unpaired)
+
+
+def _grouped(arguments: Sequence[Argument], in_avals: Sequence[Any]) -> list[list[Argument]]:
+    """Arguments that look alike belong together: they have the same candidates."""
+    groups: dict[Any, list[Argument]] = {}
+    for argument in arguments:
+        avals = tuple((in_avals[i].shape, str(in_avals[i].dtype)) for i in argument.positions)
+        groups.setdefault((argument.tree, avals), []).append(argument)
+    return list(groups.values())
+
+
+def _matched(argument: Argument, subtree: _Subtree) -> tuple[tuple[int, int], ...]:
+    return tuple(zip(range(subtree.start, subtree.stop), argument.positions, strict=True))
+
+
+def _chosen(chosen: Any, arguments: Sequence[Argument], subtrees: Sequence[_Subtree], fits: Any) -> list[Any]:
+    by_name = {a.name: a for a in arguments}
+    by_path = {s.path: s for s in subtrees}
+    found = []
+    for name, path in chosen:
+        if name not in by_name:
+            raise ConfigError(f"state={name!r}: no such argument; the arguments are {', '.join(by_name)}.")
+        if path not in by_path:
+            raise ConfigError(f"state[{name!r}]={path!r}: no such output; the outputs are {', '.join(by_path)}.")
+        if not fits(by_name[name], by_path[path]):
+            raise ConfigError(
+                f"state[{name!r}]={path!r}: that output differs from the argument in structure, shape or dtype."
+            )
+        found.append((by_name[name], by_path[path]))
+    return found
+
+
+def _subtrees(tree: Any) -> list[_Subtree]:
+    """All subtrees of the outputs, the whole first."""
+    leaves = jax.tree.unflatten(tree, range(tree.num_leaves))
+    keys = [path for path, _ in jax.tree_util.tree_flatten_with_path(leaves)[0]]
+    found: list[_Subtree] = []
+
+    def walk(node: Any, start: int, depth: int) -> None:
+        if node.num_leaves == 0:
+            return
+        path = keys[start][:depth]
+        last = jax.tree_util.keystr(path[-1:], simple=True) if path else ""
+        found.append(_Subtree("out" + jax.tree_util.keystr(path), last, node, start))
+        if _is_leaf(node):
+            return
+        for child in node.children():
+            walk(child, start, depth + 1)
+            start += child.num_leaves
+
+    walk(tree, 0, 0)
+    return found
+
+
+def _is_leaf(tree: Any) -> bool:
+    return jax.tree_util.treedef_is_leaf(tree)
+
+
+def _same(left: Any, right: Any) -> bool:
+    return left.shape == right.shape and left.dtype == right.dtype

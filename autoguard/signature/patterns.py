@@ -1,0 +1,23 @@
+"""Patterns for key paths: `batch/x` is `batch['x']`, `metrics/*` everything under it."""
+
+import fnmatch
+import re
+
+
+def slashed(path: str) -> str:
+    """A key path in slash form: `out[0].mu['w']` is `out/0/mu/w`."""
+    parts = re.findall(r"\['([^']*)'\]|\[([^\]]*)\]|\.?([^.\[\]]+)", path)
+    return "/".join(next(p for p in part if p) if any(part) else "" for part in parts)
+
+
+def matching(path: str, pattern: str) -> bool:
+    """Whether a pattern means a key path or a tree that holds it.
+
+    The pattern may be a key path (`out[1]['accuracy']`) or a slash path with wildcards; it may leave out leading
+    parts (`accuracy`) and then fits wherever those parts stand next to each other.
+    """
+    if path == pattern:
+        return True
+    parts, wanted = slashed(path).split("/"), slashed(pattern).split("/")
+    starts = range(len(parts) - len(wanted) + 1)
+    return any(all(map(fnmatch.fnmatchcase, parts[i : i + len(wanted)], wanted)) for i in starts)
