@@ -65,7 +65,7 @@ lint: $(STAMP) versions
 	exit $$status
 
 bench: $(STAMP) versions
-	@set -e; for script in benchmarks/[a-z]*.py; do $(BIN)/python "$$script" $(ARGS); done
+	@$(BIN)/python -m benchmarks.run $(ARGS)
 
 versions: $(STAMP)
 	@$(BIN)/python -c 'import platform; from importlib.metadata import version as v; \

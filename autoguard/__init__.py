@@ -5,7 +5,7 @@
 
 import importlib
 import importlib.metadata
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autoguard.api import jit
 from autoguard.config import config, override
@@ -20,6 +20,9 @@ from autoguard.errors import (
     ValueAssertionError,
 )
 from autoguard.signature.signature import Signature
+
+if TYPE_CHECKING:
+    from autoguard import nnx
 
 __version__ = importlib.metadata.version("jax-autoguard")
 

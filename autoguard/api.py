@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 
 import jax
 
-from autoguard.config import KEYWORDS, from_environment, resolve, validated
+from autoguard.config import KEYWORDS, from_environment, validated
 from autoguard.errors import ConfigError
 from autoguard.guarded import Guard, Guarded
 from autoguard.signature.convention import PlainConvention
@@ -19,10 +19,11 @@ from autoguard.signature.dynamic import validate_dynamic
 P = ParamSpec("P")
 R = TypeVar("R")
 
+MISSING: Any = object()  # None is no function, and not a missing one
 _JIT_KEYWORDS = tuple(inspect.signature(jax.jit).parameters)[1:]
 
 
-class _GraphNodeSeen(Exception):
+class _GraphNodeSeenError(Exception):
     """A flax nnx object among the arguments; `nnx.jit` is what its owner means."""
 
 
@@ -30,7 +31,7 @@ class _GraphNodeSeen(Exception):
 def jit(fun: Callable[P, R], /, **keywords: Any) -> "Guarded[P, R]": ...
 @overload
 def jit(**keywords: Any) -> "Callable[[Callable[P, R]], Guarded[P, R]]": ...
-def jit(fun: Callable[..., Any] | None = None, /, **keywords: Any) -> Any:
+def jit(fun: Any = MISSING, /, **keywords: Any) -> Any:
     """A guarding stand-in for `jax.jit`: `@autoguard.jit` or `@autoguard.jit(donate_argnums=(0, 1))`.
 
     The first call records the shapes, dtypes and pytree structure of its arguments; later calls have to keep to them.
@@ -63,7 +64,7 @@ def jit(fun: Callable[..., Any] | None = None, /, **keywords: Any) -> Any:
         TypeError: `fun` is not callable.
     """
     jit_keywords, options = split_keywords("autoguard.jit", keywords, _JIT_KEYWORDS)
-    if fun is None:
+    if fun is MISSING:
         return functools.partial(jit, **keywords)
     if isinstance(fun, staticmethod):
         return staticmethod(jit(fun.__func__, **keywords))
@@ -71,12 +72,13 @@ def jit(fun: Callable[..., Any] | None = None, /, **keywords: Any) -> Any:
         return GuardedClassMethod(fun, functools.partial(jit, **keywords))
     if not callable(fun):
         raise TypeError(f"autoguard.jit guards functions, not {type(fun).__name__}: {fun!r}")
-    if resolve({}, from_environment()).mode == "off":
+    if from_environment().get("mode") == "off":
         return inert(jax.jit(fun, **jit_keywords))
     check_dynamic(fun, options)
     placement = {k: v for k, v in jit_keywords.items() if k.startswith(("static_", "donate_"))}
     convention = PlainConvention(fun, **placement, inspect_call=_refuse_graph_nodes)
-    return Guarded(Guard(fun, name_of(fun), convention, options, jit_keywords), _for_graph_nodes(fun, keywords))
+    guard = Guard(fun, name_of(fun), convention, options, jit_keywords)
+    return Guarded(guard, functools.partial(jit, fun, **keywords), _for_graph_nodes(fun, keywords))
 
 
 def split_keywords(
@@ -101,7 +103,7 @@ def check_dynamic(fun: Callable[..., Any], options: Mapping[str, Any]) -> None:
     except (TypeError, ValueError):
         return
     if all(p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
-        validate_dynamic(dict(options["dynamic"]), [p.name for p in parameters])
+        validate_dynamic({k: v[0] if len(v) == 1 else v for k, v in options["dynamic"]}, [p.name for p in parameters])
 
 
 def name_of(fun: Any) -> str:
@@ -123,14 +125,14 @@ def inert(jitted: Any) -> Any:
 
 def _refuse_graph_nodes(arguments: Any) -> None:
     if "flax.nnx" in sys.modules and importlib.import_module("autoguard.nnx").holds_graph_node(arguments):
-        raise _GraphNodeSeen
+        raise _GraphNodeSeenError
 
 
 def _for_graph_nodes(fun: Callable[..., Any], keywords: Mapping[str, Any]) -> Callable[[Exception, Any], Guard | None]:
     """What to do when a call fails because it holds a flax nnx object: guard the function as `nnx.jit` would."""
 
     def reroute(error: Exception, arguments: Any) -> Guard | None:
-        if not isinstance(error, _GraphNodeSeen):
+        if not isinstance(error, _GraphNodeSeenError):
             if "flax.nnx" not in sys.modules:
                 return None
             if not importlib.import_module("autoguard.nnx").holds_graph_node(arguments):
@@ -146,7 +148,7 @@ class GuardedClassMethod:
     def __init__(self, method: classmethod, guard: Callable[..., Any]) -> None:
         self._method, self._guard = method, guard
         self._by_owner: weakref.WeakKeyDictionary[type, Any] = weakref.WeakKeyDictionary()
-        functools.update_wrapper(self, method.__func__)
+        self.__wrapped__, self.__doc__ = method.__func__, method.__doc__
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         owner = type(instance) if owner is None else owner

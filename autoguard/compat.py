@@ -14,10 +14,12 @@ from typing import Any
 import chex
 import jax
 import jax.extend as jex
+from jax._src import api_util as _api_util
 from jax._src import config as _jax_config
 from jax._src import core as _jax_core
 from jax._src import source_info_util as _source_info
-from jax._src.sharding_impls import UNSPECIFIED
+from jax._src.named_sharding import UNSPECIFIED
+from jax.core import Tracer
 from jax.extend import source_info_util
 
 Jaxpr = jex.core.Jaxpr
@@ -42,11 +44,23 @@ def jit_is_disabled() -> bool:
 
 def in_jit_trace(leaf: Any) -> bool:
     """Whether a leaf is a tracer rather than a value."""
-    return isinstance(leaf, jax.core.Tracer)
+    return isinstance(leaf, Tracer)
+
+
+def resolve_argnums(
+    fun: Callable[..., Any],
+    donate_argnums: Any,
+    donate_argnames: Any,
+    static_argnums: Any,
+    static_argnames: Any,
+) -> tuple[Sequence[int], Sequence[str], Sequence[int], Sequence[str]]:
+    """Donated numbers and names, static numbers and names, as jax.jit resolves them (0.10 and 0.12 differ)."""
+    signature = _api_util.fun_signature(fun)
+    return _api_util.resolve_argnums(fun, signature, donate_argnums, donate_argnames, static_argnums, static_argnames)
 
 
 def open_jaxpr(jaxpr: Any) -> tuple[Jaxpr, Sequence[Any]]:
-    """A jaxpr and its constants (0.10: closed and open are two classes; 0.12: one class, `closed.jaxpr is closed`)."""
+    """A jaxpr and its constants (0.10: two classes, closed and open; 0.12: one, `closed.jaxpr is closed`)."""
     if hasattr(jaxpr, "consts"):
         return jaxpr.jaxpr, jaxpr.consts
     return jaxpr, ()
@@ -66,7 +80,7 @@ def hoisted_jaxpr(fun: Callable[..., Sequence[Any]], avals: Sequence[Any]) -> tu
     if not jaxpr.constvars:
         return jaxpr, []
     hoisted, _ = trace_flat(
-        lambda *args: jax.extend.core.jaxpr_as_fun(_close(jaxpr, args[: len(consts)]))(*args[len(consts) :]),
+        lambda *args: jex.core.jaxpr_as_fun(_close(jaxpr, args[: len(consts)]))(*args[len(consts) :]),
         [*map(jax.typeof, consts), *avals],
     )
     return hoisted, list(consts)
@@ -96,9 +110,7 @@ def scan_view(eqn: JaxprEqn) -> ScanView:
     else:
         consts, carry, _ = params["ft_in"].update(list(range(len(eqn.invars)))).unpack()
         num_consts, num_carry = len(list(consts)), len(list(carry))
-    return ScanView(
-        num_consts, num_carry, params["length"], params["reverse"], params["unroll"], params["jaxpr"]
-    )
+    return ScanView(num_consts, num_carry, params["length"], params["reverse"], params["unroll"], params["jaxpr"])
 
 
 def bind(eqn: JaxprEqn, args: Sequence[Any]) -> list[Any]:
@@ -159,7 +171,7 @@ def chex_assertions_captured() -> Iterator[None]:
             yield
         finally:
             storage.level = level
-            checkify.check = check
+            vars(checkify)["check"] = check
 
 
 def chexified(fun: Callable[..., Any], errors: Any) -> Callable[..., Any]:
@@ -200,7 +212,7 @@ HARMLESS_EFFECTS = frozenset(("DebugEffect", "OrderedDebugEffect", "ErrorEffect"
 
 @dataclass(frozen=True)
 class Frame:
-    """One frame of the traceback under which an equation was written; columns count from 0, `end_column` past the end."""
+    """One frame of the traceback under which an equation was written; columns count from 0."""
 
     file: str
     function: str
@@ -212,7 +224,15 @@ class Frame:
 
 def user_frames(eqn: JaxprEqn) -> list[Frame]:
     """The frames of an equation outside JAX, innermost first (0.10-0.12: the public API only gives a sentence)."""
-    traceback = eqn.source_info.traceback
+    return _frames(eqn.source_info.traceback)
+
+
+def frames_of_check(error: BaseException) -> list[Frame]:
+    """The frames of the failed check behind an error of checkify, innermost first; chex says its line itself."""
+    return _frames(getattr(error.__cause__, "traceback_info", None))
+
+
+def _frames(traceback: Any) -> list[Frame]:
     if traceback is None:
         return []
     return [

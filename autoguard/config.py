@@ -70,7 +70,7 @@ def _count(optional: bool) -> Callable[[str, Any], Any]:
     return check
 
 
-def _text(name: str, value: Any) -> Any:
+def _text(name: str, value: Any) -> str | None:
     if value is not None and not isinstance(value, str):
         raise ConfigError(f"{name}={value!r}: valid values are None or an output path such as 'out[2]'.")
     return value
@@ -132,7 +132,11 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
 
 # What a decorator accepts beside the keywords of the jit it stands for. The rest is for the whole process.
 KEYWORDS = tuple(name for name in _CHECKS if name not in ("mode", "max_variants", "max_skips"))
-_FROM_ENVIRONMENT = tuple(f.name for f in fields(Options) if f.name not in ("dynamic", "state", "loss"))
+_VARIABLES = {
+    "AUTOGUARD" if f.name == "mode" else f"AUTOGUARD_{f.name.upper()}": f.name
+    for f in fields(Options)
+    if f.name not in ("dynamic", "state")
+}
 
 
 def validated(values: Mapping[str, Any], valid_names: tuple[str, ...] = tuple(_CHECKS)) -> dict[str, Any]:
@@ -146,9 +150,10 @@ def validated(values: Mapping[str, Any], valid_names: tuple[str, ...] = tuple(_C
 def from_environment() -> dict[str, Any]:
     """The options set by `AUTOGUARD` (the mode) and `AUTOGUARD_<OPTION>`."""
     found: dict[str, Any] = {}
-    for name in _FROM_ENVIRONMENT:
-        variable = "AUTOGUARD" if name == "mode" else f"AUTOGUARD_{name.upper()}"
-        text = os.environ.get(variable, "").strip()
+    for variable in (v for v in os.environ if v == "AUTOGUARD" or v.startswith("AUTOGUARD_")):
+        if variable not in _VARIABLES:
+            raise ConfigError(f"unknown variable {variable}: valid variables are {', '.join(_VARIABLES)}.")
+        name, text = _VARIABLES[variable], os.environ[variable].strip()
         if text:
             found[name] = _CHECKS[name](variable, _parsed(name, text))
     return found

@@ -28,10 +28,15 @@ from autoguard.tracing.budget import TraceRecord
 class _Current(threading.local):
     """The call that this thread is making: a trace sees tracers, and looks here for what the caller passed."""
 
-    call: tuple[tuple[Any, ...], Mapping[str, Any]] | None = None
+    call: tuple[tuple[Any, ...], Mapping[str, Any], int] | None = None
 
 
 _current = _Current()
+
+
+def current_number() -> int | None:
+    """The number of the call that this thread is making."""
+    return None if _current.call is None else _current.call[2]
 
 
 class _Coded:
@@ -46,6 +51,12 @@ class _Coded:
 jax.tree_util.register_pytree_node(
     _Coded, lambda coded: ((coded.code,), coded.program), lambda program, codes: _Coded(codes[0], program)
 )
+
+
+def clean(error: AutoguardError) -> AutoguardError:
+    """An error that was raised inside a trace, without JAX's frames and JAX's note that it has hidden some."""
+    error.__notes__ = [n for n in getattr(error, "__notes__", ()) if "JAX has removed its internal frames" not in n]
+    return error.with_traceback(None)
 
 
 class Engine:
@@ -77,10 +88,10 @@ class Engine:
         self._numbers = itertools.count(1)
         self._told = False
         keywords = dict(jit_keywords)
-        self.plain = jax.jit(self._body(self._recorded), **keywords)
+        self.plain: Any = jax.jit(self._body(self._recorded), **keywords)
         if keywords.get("out_shardings") is not None:
             keywords["out_shardings"] = (keywords["out_shardings"], None)
-        self.guarded = jax.jit(self._body(self._guarded), **keywords)
+        self.guarded: Any = jax.jit(self._body(self._guarded), **keywords)
         self.jitted: Callable[..., Any] = self.guarded
 
     def _body(self, body: Callable[..., Any]) -> Callable[..., Any]:
@@ -94,12 +105,12 @@ class Engine:
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """A call at top level."""
         number = next(self._numbers)
-        _current.call = (args, kwargs)
+        _current.call = (args, kwargs, number)
         try:
             outs, coded = self.jitted(*args, **kwargs)
         except AutoguardError as error:
             error.call = number
-            raise error.with_traceback(None) from error.__cause__
+            raise clean(error) from error.__cause__
         finally:
             _current.call = None  # a reference kept would keep the caller's arrays alive
         code = int(np.asarray(coded.code))
@@ -111,11 +122,14 @@ class Engine:
         """A call inside another transformation, or with jit disabled: never instrumented."""
         if not self._told and not compat.jit_is_disabled():
             self._told = True
-            logger.info("%s is called inside another transformation; the outermost guard does the checking.", self.name)
+            logger.info(
+                "%s is called inside another transformation; the outermost guard does the checking.",
+                self.name,
+            )
         try:
             return self.plain(*args, **kwargs)
         except AutoguardError as error:
-            raise error.with_traceback(None) from error.__cause__
+            raise clean(error) from error.__cause__
 
     def _recorded(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         started = time.perf_counter()
@@ -128,7 +142,7 @@ class Engine:
     def _guarded(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         started = time.perf_counter()
         call = self.convention.split(args, kwargs)
-        concrete = None if _current.call is None else self.convention.split(*_current.call)
+        concrete = None if _current.call is None else self.convention.split(*_current.call[:2])
         with self._recording(call, concrete, "guarded") as pending:
             program = capture_program(self.fun, self.name, self.convention, call, concrete, self.options)
         outs, code = program.run(jax.tree.leaves((call.args, dict(call.kwargs))))
@@ -146,9 +160,7 @@ class Engine:
                 return
             context = (("configuration", compat.trace_context()), ("kind", kind), ("options", self.options))
             opened.append(
-                self.record.open(
-                    signature, static_key=static, context=context, extra_key=extra, where=calling_line()
-                )
+                self.record.open(signature, static_key=static, context=context, extra_key=extra, where=calling_line())
             )
 
         with self.convention.announcing(self.name, call, concrete, announce):

@@ -1,5 +1,7 @@
 """`Guarded`: the callable that a guarding decorator leaves behind."""
 
+import functools
+import sys
 import threading
 import types
 from collections.abc import Callable, Mapping
@@ -15,10 +17,8 @@ from autoguard.engine import Engine
 from autoguard.errors import AutoguardError, logger
 from autoguard.placement.summary import Checks
 from autoguard.reaction import Reaction
-from autoguard.signature.convention import Convention
 from autoguard.signature.signature import Signature
 from autoguard.tracing.budget import Trace, TraceRecord
-
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -31,7 +31,7 @@ class Guard:
         self,
         fun: Callable[..., Any],
         name: str,
-        convention: Convention | None,
+        convention: Any,
         options: Mapping[str, Any],
         jit_keywords: Mapping[str, Any],
     ) -> None:
@@ -40,8 +40,8 @@ class Guard:
         self.environment = from_environment()
         self.reaction = Reaction()
         self.records: dict[Any, TraceRecord] = {}
-        self.engines: dict[Options, Engine] = {}
-        self.engine: Engine | None = None
+        self.engines: dict[Options, Engine | OffEngine] = {}
+        self.engine: Engine | OffEngine | None = None
         self.version = -1
         self._lock = threading.Lock()
         self.ahead_of_time = self.make_plain()
@@ -51,6 +51,7 @@ class Guard:
         return jax.jit(self.fun, **self.jit_keywords)
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """One call, by the engine for the options in force."""
         engine = self.engine
         if engine is None or self.version != config.version or overrides_in_force():
             engine = self.choose()
@@ -58,7 +59,7 @@ class Guard:
             return engine.inside(args, kwargs)
         return engine(args, kwargs)
 
-    def choose(self) -> Engine:
+    def choose(self) -> Engine | OffEngine:
         """The engine for the options that are in force now."""
         options = resolve(self.options, self.environment)
         with self._lock:
@@ -69,19 +70,23 @@ class Guard:
                 self.engine, self.version = engine, config.version
             return engine
 
-    def _build(self, options: Options) -> Engine:
+    def _build(self, options: Options) -> Engine | OffEngine:
         if options.mode == "off":
             return OffEngine(self.ahead_of_time)
         cls = DebugEngine if options.mode == "debug" else Engine
         reaction = self.reaction.bind(options)
-        return cls(
-            self.fun, self.name, self.convention, options, self.jit_keywords, self._record(options), reaction
-        )
+        return cls(self.fun, self.name, self.convention, options, self.jit_keywords, self._record(options), reaction)
 
     def _record(self, options: Options) -> TraceRecord | None:
         if options.signature == "off" and options.max_traces is None:
             return None
-        key = (options.signature, options.dynamic, options.max_traces, options.max_variants, options.mode == "observe")
+        key = (
+            options.signature,
+            options.dynamic,
+            options.max_traces,
+            options.max_variants,
+            options.mode == "observe",
+        )
         if key not in self.records:
             dynamic = None if options.dynamic is None else dict(options.dynamic)
             self.records[key] = TraceRecord(
@@ -96,14 +101,17 @@ class Guard:
 
     @property
     def signatures(self) -> tuple[Signature, ...]:
+        """All recorded signatures."""
         return tuple(s for record in self.records.values() for s in record.signatures)
 
     @property
     def traces(self) -> tuple[Trace, ...]:
+        """All traces."""
         return tuple(t for record in self.records.values() for t in record.traces)
 
     @property
     def checks(self) -> Checks | None:
+        """What is tested in the latest traced program."""
         programs = [e.program for e in self.engines.values() if e.program is not None]
         return programs[-1].checks if programs else None
 
@@ -160,12 +168,19 @@ class _Surface:
 class Guarded(_Surface, wrapt.ObjectProxy, Generic[P, R]):  # type: ignore[misc]
     """A guarded function. Looks like the function it wraps, works as `jax.jit` of it does (`jax.stages.Wrapped`)."""
 
-    def __init__(self, guard: Guard, reroute: Callable[[Exception, Any], Guard | None] | None = None) -> None:
+    def __init__(
+        self,
+        guard: Guard,
+        remake: Callable[[], Any],
+        reroute: Callable[[Exception, Any], Guard | None] | None = None,
+    ) -> None:
         super().__init__(guard.fun)
         self._self_guard = guard
+        self._self_remake = remake
         self._self_reroute = reroute
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Calls the function under guard."""
         try:
             return self._self_guard(args, kwargs)
         except Exception as error:
@@ -196,19 +211,28 @@ class Guarded(_Surface, wrapt.ObjectProxy, Generic[P, R]):  # type: ignore[misc]
     def __deepcopy__(self, memo: Any) -> "Guarded":
         return self
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        guard = self._self_guard
-        return _rebuild, (guard.fun, guard.name, guard.convention, guard.options, guard.jit_keywords)
+    def __str__(self) -> str:
+        return repr(self)
 
-    def lower(self, *args: Any, **kwargs: Any) -> Any:
+    def __dir__(self) -> list[str]:
+        return sorted({*object.__dir__(self), *dir(self.__wrapped__)})
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # A decorated module-level function is found again by its name; any other is guarded again.
+        found: Any = sys.modules.get(getattr(self, "__module__", ""))
+        for part in getattr(self, "__qualname__", "<>").split("."):
+            found = getattr(found, part, None)
+        return self.__qualname__ if found is self else (_remake, (self._self_remake,))
+
+    def lower(self, /, *args: Any, **kwargs: Any) -> Any:
         """Lowers the function without guarding it, as `jax.jit(fun).lower` does."""
         return self._self_guard.ahead_of_time.lower(*args, **kwargs)
 
-    def trace(self, *args: Any, **kwargs: Any) -> Any:
+    def trace(self, /, *args: Any, **kwargs: Any) -> Any:
         """Traces the function without guarding it, as `jax.jit(fun).trace` does."""
         return self._self_guard.ahead_of_time.trace(*args, **kwargs)
 
-    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+    def eval_shape(self, /, *args: Any, **kwargs: Any) -> Any:
         """Shapes and dtypes of the outputs, as `jax.jit(fun).eval_shape` gives them."""
         return self._self_guard.ahead_of_time.eval_shape(*args, **kwargs)
 
@@ -220,8 +244,8 @@ class Guarded(_Surface, wrapt.ObjectProxy, Generic[P, R]):  # type: ignore[misc]
             engine.clear_cache()
 
 
-def _rebuild(*parts: Any) -> Guarded:
-    return Guarded(Guard(*parts))
+def _remake(remake: Callable[[], Any]) -> Any:
+    return remake()
 
 
 class BoundGuarded(_Surface):
@@ -229,25 +253,37 @@ class BoundGuarded(_Surface):
 
     def __init__(self, function: Guarded, instance: Any) -> None:
         self.__func__, self.__self__ = function, instance
-        self.__wrapped__ = types.MethodType(function.__wrapped__, instance)
-        self.__name__, self.__doc__ = function._self_guard.name, function.__doc__
+        functools.update_wrapper(self, types.MethodType(function.__wrapped__, instance), updated=())
+
+    # As for bound methods: each access makes a new object, and JAX's caches must not see a new function.
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, BoundGuarded):
+            return NotImplemented
+        return self.__func__ is other.__func__ and self.__self__ is other.__self__
+
+    def __hash__(self) -> int:
+        return hash((id(self.__func__), id(self.__self__)))
+
+    def __repr__(self) -> str:
+        return f"<guarded method {getattr(self, '__qualname__', '?')} of {self.__self__!r}>"
 
     @property
     def _self_guard(self) -> Guard:  # type: ignore[override]
         return self.__func__._self_guard
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Calls the method under guard."""
         return self.__func__(self.__self__, *args, **kwargs)
 
-    def lower(self, *args: Any, **kwargs: Any) -> Any:
+    def lower(self, /, *args: Any, **kwargs: Any) -> Any:
         """As `Guarded.lower`."""
         return self.__func__.lower(self.__self__, *args, **kwargs)
 
-    def trace(self, *args: Any, **kwargs: Any) -> Any:
+    def trace(self, /, *args: Any, **kwargs: Any) -> Any:
         """As `Guarded.trace`."""
         return self.__func__.trace(self.__self__, *args, **kwargs)
 
-    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+    def eval_shape(self, /, *args: Any, **kwargs: Any) -> Any:
         """As `Guarded.eval_shape`."""
         return self.__func__.eval_shape(self.__self__, *args, **kwargs)
 

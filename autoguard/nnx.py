@@ -18,15 +18,14 @@ import jax
 from flax import nnx
 
 from autoguard import compat
-from autoguard.api import check_dynamic, inert, name_of, split_keywords
+from autoguard.api import MISSING, check_dynamic, inert, name_of, split_keywords
 from autoguard.chexify import DebugEngine, OffEngine
-from autoguard.config import Options, from_environment, resolve
+from autoguard.config import Options, from_environment
 from autoguard.engine import Engine
 from autoguard.guarded import Guard, Guarded
 from autoguard.signature.capture import capture
 from autoguard.signature.convention import Announce, Call, PlainConvention, key_paths, sorted_items
 from autoguard.signature.pairing import Pairing
-from autoguard.signature.signature import Signature
 from autoguard.signature.written import inner_keywords, returned_part, written_from
 
 P = ParamSpec("P")
@@ -40,7 +39,7 @@ _PLAIN = (bool, int, float, str, type(None))
 def jit(fun: Callable[P, R], /, **keywords: Any) -> "Guarded[P, R]": ...
 @overload
 def jit(**keywords: Any) -> "Callable[[Callable[P, R]], Guarded[P, R]]": ...
-def jit(fun: Callable[..., Any] | None = None, /, **keywords: Any) -> Any:
+def jit(fun: Any = MISSING, /, **keywords: Any) -> Any:
     """A guarding stand-in for `flax.nnx.jit`: `@autoguard.nnx.jit`.
 
     Args:
@@ -56,14 +55,14 @@ def jit(fun: Callable[..., Any] | None = None, /, **keywords: Any) -> Any:
         TypeError, ValueError: what `nnx.jit` raises for a function that it does not take.
     """
     nnx_keywords, options = split_keywords("autoguard.nnx.jit", keywords, _NNX_KEYWORDS)
-    if fun is None:
+    if fun is MISSING:
         return functools.partial(jit, **keywords)
     if not callable(fun):
         raise TypeError(f"autoguard.nnx.jit guards functions, not {type(fun).__name__}: {fun!r}")
-    if resolve({}, from_environment()).mode == "off":
+    if from_environment().get("mode") == "off":
         return inert(nnx.jit(fun, **nnx_keywords))
     check_dynamic(fun, options)
-    return Guarded(guard(fun, keywords))
+    return Guarded(guard(fun, keywords), functools.partial(jit, fun, **keywords))
 
 
 def guard(fun: Callable[..., Any], keywords: Mapping[str, Any]) -> Guard:
@@ -103,7 +102,7 @@ class _NnxEngine:
         self._donates = any(v not in (None, ()) for k, v in placement.items() if k.startswith("donate_"))
         self._failed = threading.local()
         self.convention = NnxConvention(owner.fun, **placement)
-        self.wrapper = nnx.jit(self.convention.overheard(owner.fun), **owner.jit_keywords)
+        self.wrapper: Any = nnx.jit(self.convention.overheard(owner.fun), **owner.jit_keywords)
         pure = self.wrapper.jitted_fn.__wrapped__
         keywords = inner_keywords(self.wrapper, pure, owner.jit_keywords, self.convention.static[0])
         cls = DebugEngine if options.mode == "debug" else Engine
@@ -186,9 +185,7 @@ class NnxConvention(PlainConvention):
         return noting
 
     @contextlib.contextmanager
-    def announcing(
-        self, function: str, call: Call, concrete: Call | None, announce: Announce
-    ) -> Iterator[None]:
+    def announcing(self, function: str, call: Call, concrete: Call | None, announce: Announce) -> Iterator[None]:
         """The signature is known when the user's function is called with its modules."""
 
         def listen(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

@@ -14,8 +14,9 @@ from autoguard import compat
 from autoguard.config import Options
 from autoguard.errors import ConfigError, logger
 from autoguard.instrument.commit import run_guarded
+from autoguard.placement.flow import gradient_visits, reachable
 from autoguard.placement.graph import Graph, build
-from autoguard.placement.judge import gradient_visits, make_plan, reachable
+from autoguard.placement.judge import make_plan
 from autoguard.placement.plan import Plan, Request
 from autoguard.placement.summary import Checks, summarise
 from autoguard.signature.convention import Call, Convention
@@ -90,9 +91,8 @@ def capture_program(
     flat, in_tree = jax.tree.flatten((call.args, dict(call.kwargs)))
     in_avals, out_avals = [v.aval for v in jaxpr.invars], [v.aval for v in jaxpr.outvars]
     output_paths = convention.output_paths(call, out_tree)
-    pairing = convention.pairing(
-        call, in_avals, out_tree, out_avals, chosen=options.state, bare=options.on_failure == "skip"
-    )
+    skips = options.on_failure == "skip" and options.mode != "observe"
+    pairing = convention.pairing(call, in_avals, out_tree, out_avals, chosen=options.state, bare=skips)
     donated = convention.donated_positions(call)
     graph = build(closed)
     legal = _Legal(concrete)
@@ -106,10 +106,10 @@ def capture_program(
         loss=_loss(options.loss, output_paths),
         is_legal=legal,
         returned=convention.returned(out_tree),
-        advancing=convention.advancing(call) if options.on_failure == "skip" else frozenset(),
+        advancing=convention.advancing(call) if skips else frozenset(),
     )
     plan = make_plan(graph, request)
-    if options.on_failure == "skip":
+    if skips:
         _require_successors(function, graph, plan, request, in_avals, out_avals)
     input_paths = _input_paths(convention, call, len(flat))
     checks = summarise(graph, plan, output_paths, [input_paths[i] for i in legal.found], pairing.unpaired)
@@ -169,7 +169,7 @@ class _Legal:
         self.found: list[int] = []
 
     def __call__(self, position: int) -> bool:
-        if self._leaves is None or isinstance(self._leaves[position], jax.core.Tracer):
+        if self._leaves is None or compat.in_jit_trace(self._leaves[position]):
             return False
         with jax.ensure_compile_time_eval():
             legal = not bool(np.all(jnp.isfinite(self._leaves[position])))
@@ -179,7 +179,12 @@ class _Legal:
 
 
 def _require_successors(
-    function: str, graph: Graph, plan: Plan, request: Request, in_avals: Sequence[Any], out_avals: Sequence[Any]
+    function: str,
+    graph: Graph,
+    plan: Plan,
+    request: Request,
+    in_avals: Sequence[Any],
+    out_avals: Sequence[Any],
 ) -> None:
     """With `skip` an output that could be new state but is paired with nothing would hand out a poisoned successor."""
     made = [v for visit in gradient_visits(graph) for v in visit.outs if graph.values[v].floating]

@@ -29,13 +29,21 @@ class Reaction:
         self.handled = 0
         self.observed: dict[str, int] = {}
         self._lock = threading.Lock()
-        self._row: tuple[int, int] = (0, 0)  # call number of the latest failed or handled step, and how many in a row
+        self._row: tuple[int, int] = (
+            0,
+            0,
+        )  # call number of the latest failed or handled step, and how many in a row
 
     def bind(self, options: Options, deliver: Callable[[Exception, Any], Any] | None = None) -> Callable[..., Any]:
         """The reaction under one set of options; `deliver` raises the error, or sees to it that it is raised."""
 
         def react(
-            program: Program, code: int, number: int, args: tuple[Any, ...], kwargs: Mapping[str, Any], outs: Any
+            program: Program,
+            code: int,
+            number: int,
+            args: tuple[Any, ...],
+            kwargs: Mapping[str, Any],
+            outs: Any,
         ) -> Any:
             if code < 0:
                 self._note(program, code, number, outs, options)
@@ -89,7 +97,13 @@ class _Failure:
     """One failed call, on its way to an exception."""
 
     def __init__(
-        self, program: Program, code: int, number: int, args: tuple[Any, ...], kwargs: Mapping[str, Any], outs: Any
+        self,
+        program: Program,
+        code: int,
+        number: int,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        outs: Any,
     ) -> None:
         self.program, self.code, self.number, self.outs = program, code, number, outs
         call = program.convention.split(args, kwargs)

@@ -24,9 +24,7 @@ def load(seed: int = 0) -> tuple[Digits, Digits]:
     return Digits(images[train], labels[train]), Digits(images[test], labels[test])
 
 
-def batches(
-    digits: Digits, rng: np.random.Generator, size: int = 64, *, drop_last: bool = True
-) -> Iterator[Digits]:
+def batches(digits: Digits, rng: np.random.Generator, size: int = 64, *, drop_last: bool = True) -> Iterator[Digits]:
     """Yields one epoch of shuffled batches.
 
     The last batch would be smaller than the others. It is dropped, because a jitted step is compiled for one

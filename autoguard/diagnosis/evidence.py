@@ -1,16 +1,17 @@
 """From a failed call to what is known about it: where the first non-finite value came from."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from autoguard import compat
+from autoguard.diagnosis.phases import Phases
 from autoguard.diagnosis.replay import MINUS_INF, NAN, PLUS_INF, Row, can_replay, replay
 from autoguard.errors import logger
+from autoguard.placement.flow import made_from, reachable
 from autoguard.placement.graph import Graph, Visit, is_floating
-from autoguard.placement.judge import gradient_visits, reachable
 from autoguard.placement.plan import Site
 from autoguard.program import Program
 from autoguard.report.failure import FailureReport, Operation, Received
@@ -28,16 +29,16 @@ def diagnose(program: Program, site: Site | None, flat: Sequence[Any] | None) ->
         flat: the flat arguments at their values before the call; None if they are gone.
     """
     graph = program.graph
-    phases = _Phases(graph)
+    phases = Phases(graph)
     received = () if flat is None else _received(program, flat)
-    rows, why = _rows(program, flat)
-    start = [site.value] if site is not None else list(graph.outputs)
+    start = [site.value] if site is not None else [o for v in graph.visits for o in v.outs]
+    rows, why = _rows(program, flat, made_from(graph, start))
     trail = _Trail(graph, rows, {r.position for r in received})
     trail.follow(start)
     if rows is None:
         trail.assume(start)
     root, nan = trail.root(), trail.first_nan()
-    if root is None and site is not None and not trail.received:
+    if root is None and site is not None and not trail.received and not trail.constant:
         visit = graph.visits[site.visit] if site.visit is not None else None
         found = None if visit is None else describe_operation(visit, phases.of(visit))
         if rows is not None:
@@ -58,13 +59,13 @@ def diagnose(program: Program, site: Site | None, flat: Sequence[Any] | None) ->
     )
 
 
-def _rows(program: Program, flat: Sequence[Any] | None) -> tuple[list[Row] | None, str]:
+def _rows(program: Program, flat: Sequence[Any] | None, relevant: set[int]) -> tuple[dict[int, Row] | None, str]:
     if flat is None:
         return None, "its inputs were donated and are gone"
     if not can_replay(program.closed):
         return None, "it has side effects, which a second run would repeat"
     try:
-        return replay(program.closed, program.graph, flat), ""
+        return replay(program.closed, program.graph, flat, relevant), ""
     except Exception as error:  # the failure itself must arrive, whatever becomes of its story
         logger.warning("autoguard could not run the failed call again: %s: %s", type(error).__name__, error)
         return None, f"running it again failed with {type(error).__name__}"
@@ -78,7 +79,9 @@ def _received(program: Program, flat: Sequence[Any]) -> tuple[Received, ...]:
             continue
         host = np.asarray(jnp.asarray(array))
         counts = tuple(
-            (int(test.sum()), name) for test, name in zip(_tests(host), ("NaN", "+Inf", "-Inf"), strict=True) if test.any()
+            (int(test.sum()), name)
+            for test, name in zip(_tests(host), ("NaN", "+Inf", "-Inf"), strict=True)
+            if test.any()
         )
         found.append(Received(position, path, compat.short_aval(array), counts))
     return tuple(found)
@@ -91,24 +94,8 @@ def _tests(host: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return np.isnan(wide), np.isposinf(wide), np.isneginf(wide)
 
 
-class _Phases:
-    """In which part of the step an equation stands."""
-
-    def __init__(self, graph: Graph) -> None:
-        gradients = gradient_visits(graph)
-        self._gradient = {v.index for v in gradients}
-        self._depends = reachable(graph, [o for v in gradients for o in v.outs])
-
-    def of(self, visit: Visit) -> str:
-        if visit.index in self._gradient:
-            return "backward pass"
-        if self._depends.intersection(visit.outs):
-            return "update"
-        return "forward pass"
-
-
-def _operation(visit: Visit, rows: Sequence[Row] | None, phases: _Phases) -> Operation:
-    row = rows[visit.index] if rows is not None else None
+def _operation(visit: Visit, rows: Mapping[int, Row] | None, phases: Phases) -> Operation:
+    row = rows.get(visit.index) if rows is not None else None
     kinds = tuple(name for bit, name in _KINDS if row and row.kind & bit)
     iterations = row.iterations if row else ()
     return describe_operation(visit, phases.of(visit), kinds, iterations)
@@ -117,7 +104,7 @@ def _operation(visit: Visit, rows: Sequence[Row] | None, phases: _Phases) -> Ope
 class _Trail:
     """Walks back from a failed value through everything that was not finite."""
 
-    def __init__(self, graph: Graph, rows: Sequence[Row] | None, bad_inputs: set[int]) -> None:
+    def __init__(self, graph: Graph, rows: Mapping[int, Row] | None, bad_inputs: set[int]) -> None:
         self.graph, self.rows = graph, rows
         self.inputs = {v: i for i, v in enumerate(graph.inputs) if i in bad_inputs}
         self.visits: list[Visit] = []
@@ -145,8 +132,8 @@ class _Trail:
         if made.maker is None:
             return graph.back_links.get(value, ())
         assert self.rows is not None
-        row, visit = self.rows[made.maker], graph.visits[made.maker]
-        if row.kind == 0:
+        row, visit = self.rows.get(made.maker), graph.visits[made.maker]
+        if row is None or row.kind == 0:
             return ()
         self.visits.append(visit)
         return () if row.born else visit.ins

@@ -12,11 +12,13 @@ from jax import lax
 
 from autoguard import compat
 from autoguard.instrument.interpreter import Interpreter
-from autoguard.placement.graph import Graph, Path, is_floating
+from autoguard.placement.graph import INVARS, Graph, Path, is_floating
 
 NAN, PLUS_INF, MINUS_INF = 1, 2, 4
 _SILENT = frozenset(("debug_callback", "debug_print", "check"))
-_KIND, _BORN, _BORN_NAN, _COUNTERS = 0, 1, 2, 3
+# Their results hold exactly the kinds that their first operand holds, so that it need not be looked at again.
+_MOVERS = frozenset("reshape broadcast_in_dim transpose squeeze expand_dims copy copy_p rev name".split())
+_KIND, _BEFORE, _COUNTERS = 0, 1, 2
 
 
 @dataclass(frozen=True)
@@ -24,83 +26,95 @@ class Row:
     """What the replay saw of one visited equation, the first time that its result was not finite.
 
     Attributes:
-        kind: bits: 1 NaN, 2 +Inf, 4 -Inf; 0 if its results were always finite.
-        born: its operands were finite then.
-        born_nan: none of its operands held NaN then, and its result did.
+        kind: bits of what its results held: 1 NaN, 2 +Inf, 4 -Inf; 0 if they were always finite.
+        before: the same of its operands at that time.
         iterations: iteration of each enclosing loop, outermost first.
     """
 
     kind: int
-    born: bool
-    born_nan: bool
+    before: int
     iterations: tuple[int, ...]
+
+    @property
+    def born(self) -> bool:
+        """Its operands were finite and its result was not."""
+        return self.kind != 0 and self.before == 0
+
+    @property
+    def born_nan(self) -> bool:
+        """Its operands held no NaN and its result did."""
+        return bool(self.kind & NAN) and not self.before & NAN
 
 
 class Table:
-    """A monitor that keeps one row for every visited equation."""
+    """A monitor that keeps one row for every visited equation that matters.
+
+    Args:
+        graph: the program.
+        relevant: the values that the failure can have come from; equations that make none of them are not looked at.
+    """
 
     counts_iterations = True
 
-    def __init__(self, graph: Graph) -> None:
-        self._rows = {(v.path, v.position): v.index for v in graph.visits}
-        self._sizes = Counter(v.path[:k] for v in graph.visits for k in range(0, len(v.path) + 1, 2))
-        self._loops = {path for v in graph.visits for path in v.loops}
-        depth = max((len(v.loops) for v in graph.visits), default=0)
-        self._width = _COUNTERS + depth
+    def __init__(self, graph: Graph, relevant: set[int]) -> None:
+        self.visits = [v for v in graph.visits if any(o in relevant and graph.values[o].floating for o in v.outs)]
+        self._rows = {(v.path, v.position) for v in self.visits}
+        self._sizes = Counter(v.path[:k] for v in self.visits for k in range(0, len(v.path) + 1, 2))
+        self._loops = {path for v in self.visits for path in v.loops}
+        self._width = _COUNTERS + max((len(v.loops) for v in self.visits), default=0)
         self._seen: dict[int, tuple[Any, Any]] = {}
 
     def enters(self, path: Path) -> bool:
+        """Every program that holds an equation that matters."""
         return self._sizes[path] > 0
 
     def look(self, path: Path, position: int, eqn: Any, ins: Sequence[Any], outs: Sequence[Any]) -> Any | None:
+        """One row."""
+        if position == INVARS:
+            self._seen = {}  # a tracer looked at inside a loop must not be met outside
         if (path, position) not in self._rows:
             return None
-        kind = self._kind(outs)
-        if kind is None:
-            return jnp.zeros((1, self._width), jnp.int32)
         before = self._kind(ins)
-        before = jnp.int32(0) if before is None else before
-        born = (kind != 0) & (before == 0)
-        born_nan = ((kind & NAN) != 0) & ((before & NAN) == 0)
-        row = jnp.stack([kind, born.astype(jnp.int32), born_nan.astype(jnp.int32)])
+        if eqn.primitive.name in _MOVERS:
+            self._seen[id(outs[0])] = (outs[0], self._kind(ins[:1]))
+        row = jnp.stack([self._kind(outs), before])
         return jnp.pad(row, (0, self._width - _COUNTERS))[None]
 
-    def _kind(self, values: Sequence[Any]) -> Any | None:
-        kinds = [self._kind_of(v) for v in values if is_floating(v) and np.size(v)]
-        if not kinds:
-            return None
-        total = kinds[0]
-        for kind in kinds[1:]:
-            total = total | kind
+    def _kind(self, values: Sequence[Any]) -> Any:
+        total = jnp.int32(0)
+        for value in values:
+            if is_floating(value) and np.size(value):
+                if id(value) not in self._seen:  # the value is kept, or its id could be used again
+                    self._seen[id(value)] = (value, _kind_of(jnp.asarray(value)))
+                total = total | self._seen[id(value)][1]
         return total
 
-    def _kind_of(self, value: Any) -> Any:
-        if id(value) not in self._seen:  # the value is kept, or its id could be used again
-            self._seen[id(value)] = (value, _kind_of(jnp.asarray(value)))
-        return self._seen[id(value)][1]
-
     def nothing(self, path: Path) -> Any:
+        """Empty rows."""
         return jnp.zeros((self._sizes[path], self._width), jnp.int32)
 
     def join(self, path: Path, findings: Sequence[Any | None]) -> Any:
+        """The rows one below the other, which is the order of the visits."""
         present = [f for f in findings if f is not None]
         return lax.concatenate(present, 0) if present else self.nothing(path)
 
     def first(self, before: Any, now: Any, path: Path, iteration: Any) -> Any:
+        """Row by row: what an earlier iteration saw stays."""
         depth = sum(path[:k] in self._loops for k in range(2, len(path) + 1, 2)) - 1
-        found = now[:, :1] != 0
-        now = now.at[:, _COUNTERS + depth].set(jnp.where(found[:, 0], iteration + 1, 0))
+        found = now[:, _KIND] != 0
+        now = now.at[:, _COUNTERS + depth].set(jnp.where(found, iteration + 1, 0))
         return jnp.where(before[:, :1] != 0, before, now)
 
 
 def _kind_of(value: Any) -> Any:
     if jnp.issubdtype(value.dtype, jnp.complexfloating):
-        parts = _kind_of(value.real), _kind_of(value.imag)
-        return parts[0] | parts[1]
+        return _kind_of(value.real) | _kind_of(value.imag)
     value = value.astype(jnp.float32) if value.dtype.itemsize == 1 else value
-    tests = (jnp.isnan(value), jnp.isposinf(value), jnp.isneginf(value))
-    bits = [jnp.where(t.any(), bit, 0) for t, bit in zip(tests, (NAN, PLUS_INF, MINUS_INF), strict=True)]
-    return (bits[0] | bits[1] | bits[2]).astype(jnp.int32)
+    infinite = lax.select(
+        value > 0, lax.full_like(value, PLUS_INF, jnp.int32), lax.full_like(value, MINUS_INF, jnp.int32)
+    )
+    kinds = jnp.where(jnp.isfinite(value), 0, jnp.where(value != value, NAN, infinite))
+    return lax.reduce(kinds, jnp.int32(0), lax.bitwise_or, tuple(range(value.ndim)))
 
 
 class _Silent(Interpreter):
@@ -118,27 +132,26 @@ def can_replay(closed: Any) -> bool:
     return all(type(effect).__name__ in compat.HARMLESS_EFFECTS for effect in jaxpr.effects)
 
 
-def replay(closed: Any, graph: Graph, flat: Sequence[Any]) -> list[Row]:
+def replay(closed: Any, graph: Graph, flat: Sequence[Any], relevant: set[int]) -> dict[int, Row]:
     """Runs the program once more on the same inputs.
 
-    Costs one compile of a program about twice as large, and one step.
+    Costs one compile of a program up to three times as large, and one step.
 
     Args:
         closed: the captured closed jaxpr.
         graph: its graph.
         flat: the flat arguments.
+        relevant: the values that the failure can have come from.
 
     Returns:
-        A row for each visit of the graph.
+        A row for each visit that makes one of them, by the visit's index.
     """
-    interpreter = _Silent(Table(graph))
-    table = np.asarray(jax.jit(lambda *args: interpreter.run(closed, args)[1])(*flat))
-    return [
-        Row(
-            int(row[_KIND]),
-            bool(row[_BORN]),
-            bool(row[_BORN_NAN]),
-            tuple(int(i) - 1 for i in row[_COUNTERS:][: len(visit.loops)]),
+    table = Table(graph, relevant)
+    interpreter = _Silent(table)
+    rows = np.asarray(jax.jit(lambda *args: interpreter.run(closed, args)[1])(*flat))
+    return {
+        visit.index: Row(
+            int(row[_KIND]), int(row[_BEFORE]), tuple(int(i) - 1 for i in row[_COUNTERS:][: len(visit.loops)])
         )
-        for row, visit in zip(table, graph.visits, strict=True)
-    ]
+        for row, visit in zip(rows, table.visits, strict=True)
+    }

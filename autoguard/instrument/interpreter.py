@@ -38,6 +38,7 @@ class Interpreter:
         return [read(v) for v in jaxpr.outvars], self.monitor.join(path, findings)
 
     def equation(self, eqn: Any, ins: Sequence[Any], path: Path) -> tuple[Sequence[Any], Finding | None]:
+        """Evaluates one equation, by its rule where there is something to look at inside it."""
         rule = rule_for(eqn.primitive)
         entered = any(self.monitor.enters((*path, number)) for number in range(len(inner_programs(eqn))))
         if rule is not None and entered:

@@ -51,9 +51,9 @@ class Rule(Protocol):
     its position; inner program number n lies at `(*path, n)`.
     """
 
-    def __call__(
-        self, context: Context, eqn: Any, args: Sequence[Any], path: Path
-    ) -> tuple[Sequence[Any], Finding]: ...
+    def __call__(self, context: Context, eqn: Any, args: Sequence[Any], path: Path) -> tuple[Sequence[Any], Finding]:
+        """Returns the results of the equation, and the finding of what is inside it."""
+        ...
 
 
 _rules: dict[Any, Rule] = {}

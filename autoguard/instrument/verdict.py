@@ -20,6 +20,7 @@ def is_nonfinite(value: Any, nan_only: bool = False) -> Any:
     `isnan(sum(x - x))`: exact, and 2.5 times faster on CPU than `all(isfinite(x))`, for which XLA finds no fast loop.
     Never `x * 0`: XLA moves the factor, and an overflow in `(a * c) * 0` is never seen.
     """
+    value = jnp.asarray(value)  # what an inlined program gives back may be a literal
     if jnp.dtype(value.dtype).itemsize == 1:  # an 8-bit float: a sum of its differences may not exist in its format
         value = lax.convert_element_type(value, jnp.float32)
     if nan_only:
@@ -58,9 +59,11 @@ class Verdict:
         self.values: dict[Place, Any] = {}
 
     def enters(self, path: Path) -> bool:
+        """Programs that hold a site."""
         return path in self._entered
 
     def look(self, path: Path, position: int, eqn: Any, ins: Sequence[Any], outs: Sequence[Any]) -> Any | None:
+        """The smallest failing site of one equation."""
         if not path and self._wanted:
             places = ((path, position, k) for k in range(len(outs)))
             self.values.update({p: outs[p[2]] for p in places if p in self._wanted})
@@ -70,10 +73,13 @@ class Verdict:
         return first_code([code_of(site, outs[site.place[2]]) for site in sites])
 
     def nothing(self, path: Path) -> Any:
+        """All is well."""
         return jnp.int32(0)
 
     def join(self, path: Path, findings: Sequence[Any | None]) -> Any:
+        """The smallest failing site of a program."""
         return jnp.int32(first_code(findings))
 
     def first(self, before: Any, now: Any, path: Path, iteration: Any) -> Any:
+        """What was found first stays."""
         return lax.select(before != 0, before, now)

@@ -44,6 +44,7 @@ class Value:
 
     @property
     def floating(self) -> bool:
+        """Whether it can be NaN or infinite."""
         return is_floating(self.aval)
 
 
@@ -64,6 +65,7 @@ class Visit:
 
     @property
     def name(self) -> str:
+        """The primitive's name."""
         return self.eqn.primitive.name
 
 
@@ -77,17 +79,21 @@ class Graph:
     links: dict[int, list[int]] = field(default_factory=dict)
     back_links: dict[int, list[int]] = field(default_factory=dict)
     top_level: dict[int, Place] = field(default_factory=dict)  # value -> where the outermost program holds it
-    branch_indices: list[int] = field(default_factory=list)  # what chooses the branch of each `cond` with floating results
+    branch_indices: list[int] = field(
+        default_factory=list
+    )  # what chooses the branch of each `cond` with floating results
     owner: list[int] = field(default_factory=list)  # visit -> position of its outermost equation
     inputs: tuple[int, ...] = ()
     constants: tuple[int, ...] = ()
     outputs: tuple[int, ...] = ()
 
     def new_value(self, aval: Any, place: Place | None, literal: Any = None, maker: int | None = None) -> int:
+        """Adds a value; returns its number."""
         self.values.append(Value(aval, place, literal, maker))
         return len(self.values) - 1
 
     def link(self, source: int, target: int) -> None:
+        """Says that one value flows into another unchanged, or slice by slice."""
         self.links.setdefault(source, []).append(target)
         self.back_links.setdefault(target, []).append(source)
 
@@ -95,7 +101,7 @@ class Graph:
 def is_floating(aval: Any) -> bool:
     """Whether values of this kind can be NaN or infinite."""
     dtype = getattr(aval, "dtype", None)
-    if dtype is None or dtypes.issubdtype(dtype, dtypes.extended) or dtype == dtypes.float0:
+    if dtype is None or jnp.issubdtype(dtype, dtypes.extended) or dtype == dtypes.float0:
         return False
     return bool(jnp.issubdtype(dtype, jnp.inexact))
 
@@ -109,7 +115,8 @@ def called(eqn: Any) -> Any | None:
 def is_batched_while(eqn: Any) -> bool:
     """A `while` under vmap whose lanes stop at different times (its predicate is an array)."""
     jaxpr, _ = compat.open_jaxpr(eqn.params["cond_jaxpr"])
-    return bool(jaxpr.outvars[0].aval.shape)
+    aval: Any = jaxpr.outvars[0].aval
+    return bool(aval.shape)
 
 
 def inner_programs(eqn: Any) -> list[Any]:
@@ -219,7 +226,9 @@ class _Builder:
 
     def enter(self, program: Any, visit: Visit, number: int, inputs: Sequence[int], loop: bool = False) -> list[int]:
         jaxpr, consts = compat.open_jaxpr(program)
-        constants = [self.graph.new_value(v.aval, None, literal=c) for v, c in zip(jaxpr.constvars, consts, strict=True)]
+        constants = [
+            self.graph.new_value(v.aval, None, literal=c) for v, c in zip(jaxpr.constvars, consts, strict=True)
+        ]
         return self.equations(jaxpr, _inside(visit, number, loop), constants, inputs)
 
     def own_inputs(self, program: Any, visit: Visit, number: int, sources: Sequence[int]) -> list[int]:
@@ -259,7 +268,6 @@ class _Builder:
             inner = self.own_inputs(branch, visit, number, visit.ins[1:])
             for result, out in zip(self.enter(branch, visit, number, inner), outs, strict=True):
                 self.graph.link(result, out)
-
 
 
 def build(closed: Any) -> Graph:

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from autoguard.placement.finiteness import MOVES, OBSERVES, is_infinite_constant, reaction
+from autoguard.placement.flow import gradient_visits, reachable
 from autoguard.placement.graph import INVARS, Graph, Path, Place, Visit
 from autoguard.placement.plan import Plan, Request, Site
 from autoguard.placement.selfguard import find_holds
@@ -19,40 +20,12 @@ def make_plan(graph: Graph, request: Request) -> Plan:
     return _Judge(graph, request, gradients).plan()
 
 
-def gradient_visits(graph: Graph) -> list[Visit]:
-    """The gradient-producing equations: those under `transpose`, without recomputed forward work.
-
-    A program that has none but uses forward mode (jacfwd) selects the equations under `jvp`.
-    """
-
-    def last(visit: Visit, wanted: str) -> bool:
-        relevant = [t for t in visit.transforms if t in (wanted, "recompute")]
-        return bool(relevant) and relevant[-1] == wanted
-
-    transposed = [v for v in graph.visits if last(v, "transpose")]
-    return transposed or [v for v in graph.visits if last(v, "jvp")]
-
-
-def reachable(graph: Graph, sources: Iterable[int]) -> set[int]:
-    """All values that depend on any of the sources."""
-    seen, pending = set(sources), list(sources)
-    while pending:
-        value = pending.pop()
-        found = list(graph.links.get(value, ()))
-        for visit, _ in graph.uses.get(value, ()):
-            found.extend(graph.visits[visit].outs)
-        fresh = [v for v in found if v not in seen]
-        seen.update(fresh)
-        pending.extend(fresh)
-    return seen
-
-
 class _Judge:
     def __init__(self, graph: Graph, request: Request, gradients: list[Visit]) -> None:
         self.graph, self.request = graph, request
         self.made = [v for visit in gradients for v in visit.outs if graph.values[v].floating]
         self.depends = reachable(graph, self.made)
-        self.new_state = {out: arg for out, arg in request.pairs}
+        self.new_state = dict(request.pairs)
         self.loss = self.find_loss()
         self.update = self.find_update(gradients)
         self.sites: dict[tuple[Place, bool], Site] = {}
@@ -116,7 +89,7 @@ class _Judge:
             if not graph.values[value].floating or position in request.allowed:
                 continue
             is_state = position in self.new_state
-            if is_state and value not in self.depends and request.is_legal(self.new_state[position]):
+            if is_state and self.is_legal(self.new_state[position]):
                 continue
             every = request.checks in ("all", "outputs")
             if every or is_state or value in self.depends or position == self.loss:
@@ -128,21 +101,24 @@ class _Judge:
         floating = (p for p, v in enumerate(self.graph.outputs) if self.graph.values[v].floating)
         return tuple(p for p in floating if p not in skip)
 
+    def is_legal(self, argument: int) -> bool:
+        """State that was not finite at the first call may stay so, unless it is a parameter that gets a gradient."""
+        gets_gradient = not reachable(self.graph, [self.graph.inputs[argument]]).isdisjoint(self.made)
+        return not gets_gradient and self.request.is_legal(argument)
+
     def place_moving(self, watched: set[int], cut: bool) -> None:
         """Follows each judged value along its uses to where the judgement stops."""
         if self.request.checks == "outputs":
             return
-        everything = self.request.checks == "all"
         graph = self.graph
         sources = self.made
-        if everything:
+        if self.request.checks == "all":
             sources = [v for visit in graph.visits for v in visit.outs if graph.values[v].floating]
-        legal = self.legally_infinite() if everything else set()
-        made = set(self.made)
+        made, legal = set(self.made), self.legally_infinite()
         judged, pending = set(sources), list(sources)
         while pending:
             value = pending.pop()
-            stops, moved = self.follow(value, cut)
+            stops, moved = self.follow(value, cut, legal)
             if stops or value in watched:
                 reason = "gradient" if value in self.depends or value in made else "value"
                 self.add(value, reason, nan_only=value in legal)
@@ -150,22 +126,30 @@ class _Judge:
             judged.update(fresh)
             pending.extend(fresh)
 
-    def follow(self, value: int, cut: bool) -> tuple[bool, list[int]]:
-        """Whether a judgement stops at this value, and the values that it moves to."""
+    def follow(self, value: int, cut: bool, legal: set[int]) -> tuple[bool, list[int]]:
+        """Whether a judgement stops at this value, and the values that it moves to.
+
+        It also stops where the value would meet an infinity that a constant of the program has put there (the initial
+        value of a loop, the other branch): what comes of both could not be told apart.
+        """
         graph = self.graph
         inside = cut and _outermost(graph.values[value].place) not in self.update
         stops, moved = False, []
         for target in graph.links.get(value, ()):
-            if inside and _outermost(graph.values[target].place) in self.update:
+            enters_update = inside and _outermost(graph.values[target].place) in self.update
+            if enters_update or (target in legal and value not in legal):
                 stops = True
             else:
                 moved.append(target)
         for index, operand in graph.uses.get(value, ()):
-            answer = reaction(graph, graph.visits[index], operand)
+            visit = graph.visits[index]
+            answer = reaction(graph, visit, operand)
             if answer is OBSERVES:
                 continue
-            if answer is MOVES and not (inside and graph.owner[index] in self.update):
-                moved.extend(graph.visits[index].outs)
+            enters_update = inside and graph.owner[index] in self.update
+            meets = value not in legal and not legal.isdisjoint(visit.outs) and visit.name != "select_n"
+            if answer is MOVES and not enters_update and not meets:
+                moved.extend(visit.outs)
             else:
                 stops = True
         return stops, moved
@@ -174,8 +158,7 @@ class _Judge:
         """The values that hold an infinity because a constant of the program does (masks)."""
         graph = self.graph
         pending = [i for i, v in enumerate(graph.values) if is_infinite_constant(v.literal)]
-        state = [arg for out, arg in self.request.pairs if graph.outputs[out] not in self.depends]
-        pending += [graph.inputs[arg] for arg in state if self.request.is_legal(arg)]
+        pending += [graph.inputs[arg] for _, arg in self.request.pairs if self.is_legal(arg)]
         seen = set(pending)
         while pending:
             value = pending.pop()
@@ -194,9 +177,7 @@ class _Judge:
         reason = "state" if is_state else "loss" if position == self.loss else "output"
         self.add(self.graph.outputs[position], reason, position, after=cut and is_state)
 
-    def add(
-        self, value: int, reason: str, position: int = -1, *, after: bool = False, nan_only: bool = False
-    ) -> None:
+    def add(self, value: int, reason: str, position: int = -1, *, after: bool = False, nan_only: bool = False) -> None:
         made = self.graph.values[value]
         # Where the outermost program holds the value too, no inner program has to be entered for it.
         place = self.graph.top_level.get(value, made.place)
@@ -219,7 +200,10 @@ class _Judge:
 
 
 _KEEPS_INFINITY = frozenset(
-    "max min reduce_max reduce_min gather dynamic_slice slice scatter sort pad clamp while cummax".split()
+    """
+    max min reduce_max reduce_min gather dynamic_slice slice scatter scatter-max scatter-min scatter_max scatter_min
+    sort pad clamp while cummax cummin reduce_window_max reduce_window_min dynamic_update_slice
+    """.split()
 )
 
 

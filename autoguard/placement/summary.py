@@ -7,10 +7,12 @@ from typing import Any
 from jax.extend.core import jaxprs_in_params
 from jax.extend.source_info_util import summarize
 
+from autoguard.placement.flow import gradient_visits
 from autoguard.placement.graph import Graph, Visit
-from autoguard.placement.judge import gradient_visits
 from autoguard.placement.plan import Plan
 
+# Their inner program only says how two elements are combined.
+_COMBINES = ("scatter", "reduce", "select_and", "argm", "cum")
 _OPAQUE = frozenset("pallas_call ffi_call pure_callback io_callback custom_call".split())
 
 
@@ -79,10 +81,14 @@ def summarise(
 
 def is_opaque(visit: Visit) -> bool:
     """Whether an equation holds a program (or a foreign function) that is not entered."""
-    return visit.name in _OPAQUE or any(True for _ in jaxprs_in_params(visit.eqn.params))
+    if visit.name in _OPAQUE:
+        return True
+    holds_program = any(True for _ in jaxprs_in_params(visit.eqn.params))
+    return holds_program and not visit.name.startswith(_COMBINES)
 
 
 def _described(visit: Visit) -> str:
     equations: tuple[Any, ...] = (visit.eqn, *reversed(visit.callers))
     lines = (summarize(e.source_info) for e in equations)
-    return f"{visit.name} at {next((line for line in lines if line != 'unknown'), 'unknown')}"
+    line = next((line for line in lines if line and line != "unknown"), "")
+    return f"{visit.name} at {line}" if line else visit.name

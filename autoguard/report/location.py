@@ -14,8 +14,12 @@ from autoguard.report.failure import Location, Operation
 
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 # Frames of these packages are between the user and JAX; what the user can change is outside them.
-_LIBRARIES = re.compile(r"[\\/](?:site|dist)-packages[\\/](jax|jaxlib|flax|optax|chex|orbax|wrapt|distrax|haiku|equinox)[\\/]")
-_NOT_MODULES = re.compile(r"^(jit\(.*\)|jvp\(.*\)|transpose\(.*\)|rematted_computation|checkpoint|remat|while|body|cond)$")
+_LIBRARIES = re.compile(
+    r"[\\/](?:site|dist)-packages[\\/](jax|jaxlib|flax|optax|chex|orbax|wrapt|distrax|haiku|equinox)[\\/]"
+)
+_NOT_MODULES = re.compile(
+    r"^(jit\(.*\)|jvp\(.*\)|transpose\(.*\)|rematted_computation|checkpoint|remat|while|body|cond)$"
+)
 
 
 def describe_operation(
@@ -28,12 +32,25 @@ def describe_operation(
         phase=phase,
         location=user,
         library=library,
-        module=tuple(s for s in visit.scopes if not _NOT_MODULES.match(s)),
+        module=_module(visit),
         loops=_loops(visit, iterations),
         operands=tuple(compat.short_aval(v.aval) for v in visit.eqn.invars),
         results=tuple(compat.short_aval(v.aval) for v in visit.eqn.outvars),
         kinds=tuple(kinds),
     )
+
+
+def _module(visit: Visit) -> tuple[str, ...]:
+    """The named scopes around an equation; flax nnx names none, then the classes whose `__call__` led to it."""
+    scopes = tuple(s for s in visit.scopes if not _NOT_MODULES.match(s))
+    if scopes:
+        return scopes
+    for eqn in (visit.eqn, *reversed(visit.callers)):
+        frames = compat.user_frames(eqn)
+        calls = [f.function.removesuffix(".__call__") for f in frames if f.function.endswith(".__call__")]
+        if calls:
+            return tuple(name.rpartition(">.")[2] for name in reversed(calls))
+    return ()
 
 
 def find_lines(equations: Iterable[Any]) -> tuple[Location | None, Location | None]:
@@ -43,13 +60,26 @@ def find_lines(equations: Iterable[Any]) -> tuple[Location | None, Location | No
     """
     library = None
     for eqn in equations:
-        for frame in compat.user_frames(eqn):
-            if frame.file.startswith(_OWN):
-                continue
-            if _LIBRARIES.search(frame.file):
-                library = library or _location(frame)
-            else:
-                return _location(frame), library
+        user, inside = _split(compat.user_frames(eqn))
+        library = library or inside
+        if user is not None:
+            return user, library
+    return None, library
+
+
+def first_user_line(frames: Sequence[compat.Frame]) -> Location | None:
+    """The innermost line that is the user's own."""
+    return _split(frames)[0]
+
+
+def _split(frames: Sequence[compat.Frame]) -> tuple[Location | None, Location | None]:
+    library = None
+    for frame in frames:
+        if frame.file.startswith(_OWN):
+            continue
+        if not _LIBRARIES.search(frame.file):
+            return _location(frame), library
+        library = library or _location(frame)
     return None, library
 
 

@@ -1,6 +1,8 @@
 """The text of failures: a headline, facts by name, and exactly one line with what to do next."""
 
+import linecache
 import os
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -100,13 +102,18 @@ def _place_facts(site: Operation) -> list[tuple[str, str]]:
     facts = []
     line, library = site.location or site.library, site.library
     if line is not None:
-        facts.append(("at", f"{place(line)} in {line.function}    {line.source}".rstrip()))
+        facts.append(("at", _at(line)))
     if site.location is not None and library is not None:
         facts.append(("inside", f"{place(library)} in {library.function}"))
     inside = [" / ".join(site.module)] if site.module else []
     if inside or site.loops:
         facts.append(("in", "    ".join([*inside, *([", ".join(site.loops)] if site.loops else [])])))
     return facts
+
+
+def _at(location: Location) -> str:
+    inside = f" in {location.function}" if location.function else ""
+    return f"{place(location)}{inside}    {location.source}".rstrip()
 
 
 def place(location: Location) -> str:
@@ -120,6 +127,10 @@ def _state(report: FailureReport, protected: Sequence[str], gone: Sequence[str])
     if gone:
         why = 'the fault was born in the update; protect="all" would have kept it' if report.after else "it was donated"
         return f"{_enumerated(gone)} gone: {why}"
+    return _intact(protected)
+
+
+def _intact(protected: Sequence[str]) -> str:
     if not protected:
         return "no argument was changed"
     return f"{_enumerated(protected)} {'is' if len(protected) == 1 else 'are'} as before this call"
@@ -161,8 +172,27 @@ def handled_too_often(function: str, number: int, row: int) -> str:
     return layout(f"{function}, call {number}: the program has held its own update back {row} times in a row.", facts)
 
 
-def assertion_message(function: str, text: str) -> str:
-    """The message of a value assertion that failed inside a guarded function."""
-    lines = [line for line in text.splitlines() if line.strip()]
-    facts = [("state", "no argument was changed"), ("next", "look at the assertion: it stands in your code")]
-    return layout(f"{function}: {lines[0] if lines else 'a value assertion failed'}", facts)
+def assertion_message(
+    function: str, number: int | None, text: str, location: Location | None, protected: Sequence[str]
+) -> str:
+    """The message of a chex or checkify check that failed inside a guarded function."""
+    # chex wraps its message in its name and in the stack of its caller; checkify appends code pointers of its own.
+    said = re.sub(r"^\[Chex\] chexify assertion '(\w+)' failed: ", r"\1: ", text.split("(check failed at")[0])
+    said = said.replace("(`check` failed)", "").strip()
+    if found := re.search(r"\s*\[failed at: (.+):(\d+)\]", said):
+        said = said.replace(found[0], "")
+        location = Location(found[1], int(found[2]), "", linecache.getline(found[1], int(found[2])).strip())
+    first, *more = [line.rstrip() for line in said.splitlines() if line.strip()] or ["a check failed"]
+    facts = [("", line) for line in more]
+    if location is not None:
+        facts.append(("at", _at(location)))
+    facts.append(("state", _intact(protected)))
+    facts.append(("next", _CHECK_ADVICE.get(first.split(" ")[0], "look at the values that the assertion names")))
+    call = "" if number is None else f", call {number}"
+    return layout(f"{function}{call}: {first}", facts)
+
+
+_CHECK_ADVICE = {
+    "division": "guard the division: jnp.where(d == 0, 1, d) as denominator",
+    "out-of-bounds": "check the index, or say what is meant: x.at[i].get(mode='clip') or mode='fill'",
+}

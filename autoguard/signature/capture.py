@@ -53,9 +53,7 @@ def capture(
         function=function,
         leaves=tuple(recorder.leaves),
         containers=tuple(recorder.containers),
-        static=tuple(
-            (name, describe(value)) for item in static.items() for name, value in named_values(*item)
-        ),
+        static=tuple((name, describe(value)) for item in static.items() for name, value in named_values(*item)),
         metadata=tuple(recorder.metadata),
         keywords=tuple(sorted(set(keywords) & set(arguments))),
         exact=Exact(tuple(trees), tuple(recorder.avals)),

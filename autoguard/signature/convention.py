@@ -1,14 +1,15 @@
 """How a guarded function is called: which arguments are static, which are donated, and what each is named."""
 
 import contextlib
-import inspect
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 
+from autoguard import compat
 from autoguard.signature.capture import bind_names, capture
 from autoguard.signature.pairing import Argument, Pairing, pair
 from autoguard.signature.signature import Signature
@@ -108,8 +109,11 @@ class PlainConvention:
     ) -> None:
         self.fun = fun
         self._inspect = inspect_call
-        self.static = _completed(fun, static_argnums, static_argnames)
-        self.donated = _completed(fun, donate_argnums, donate_argnames)
+        donated_numbers, donated_names, static_numbers, static_names = compat.resolve_argnums(
+            fun, donate_argnums, donate_argnames, static_argnums, static_argnames
+        )
+        self.static = frozenset(static_numbers), frozenset(static_names)
+        self.donated = frozenset(donated_numbers), frozenset(donated_names)
 
     def split(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
         """Takes a call apart."""
@@ -118,7 +122,9 @@ class PlainConvention:
         numbers, names = self.static
         numbers = {n % len(args) if n < 0 else n for n in numbers if -len(args) <= n < len(args)}
         tokens = bind_names(self.fun, tuple(range(len(args))), {k: k for k in kwargs})
-        static = {t: args[t] if isinstance(t, int) else kwargs[t] for t in (*numbers, *(k for k in kwargs if k in names))}
+        static = {
+            t: args[t] if isinstance(t, int) else kwargs[t] for t in (*numbers, *(k for k in kwargs if k in names))
+        }
         return Call(
             args=tuple(a for i, a in enumerate(args) if i not in static),
             kwargs={k: v for k, v in kwargs.items() if k not in static},
@@ -128,9 +134,7 @@ class PlainConvention:
         )
 
     @contextlib.contextmanager
-    def announcing(
-        self, function: str, call: Call, concrete: Call | None, announce: Announce
-    ) -> Iterator[None]:
+    def announcing(self, function: str, call: Call, concrete: Call | None, announce: Announce) -> Iterator[None]:
         """The signature is known at once."""
         named = {name: value for name, value, _ in _dynamic(call, call.args, call.kwargs)}
         original = concrete and {n: v for n, v, _ in _dynamic(concrete, concrete.args, concrete.kwargs)}
@@ -157,11 +161,12 @@ class PlainConvention:
         flat, tree = jax.tree.flatten((call.args, dict(call.kwargs)))
         args, kwargs = jax.tree.unflatten(tree, range(len(flat)))
         numbers, names = self.donated
-        total = len(call.args) + sum(isinstance(t, int) for t in call.static_tokens)
-        numbers = {n % total if n < 0 and total else n for n in numbers}
         return [
             Argument(
-                name, jax.tree.structure(places), tuple(jax.tree.leaves(places)), token in numbers or token in names
+                name,
+                jax.tree.structure(places),
+                tuple(jax.tree.leaves(places)),
+                token in numbers or token in names,
             )
             for name, places, token in _dynamic(call, args, kwargs)
         ]
@@ -191,7 +196,7 @@ def sorted_items(static: Mapping[Token, Any]) -> list[tuple[Token, Any]]:
 
 def is_key(leaf: Any) -> bool:
     """Whether a leaf is a typed random key."""
-    return hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def key_paths(tree: Any, prefix: str) -> tuple[str, ...]:
@@ -206,23 +211,3 @@ def _dynamic(call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list
     positions = sorted(t for _, t in call.tokens if isinstance(t, int))
     index = {token: i for i, token in enumerate(positions)}
     return [(name, kwargs[t] if isinstance(t, str) else args[index[t]], t) for name, t in call.tokens]
-
-
-def _completed(fun: Callable[..., Any], numbers: Any, names: Any) -> tuple[frozenset[int], frozenset[str]]:
-    """Positions and names, each inferred from the other by the function's signature, as `jax.jit` does."""
-    given_numbers = None if numbers is None else (numbers,) if isinstance(numbers, int) else tuple(numbers)
-    given_names = None if names is None else (names,) if isinstance(names, str) else tuple(names)
-    if (given_numbers is None) == (given_names is None):
-        return frozenset(given_numbers or ()), frozenset(given_names or ())
-    try:
-        parameters = list(inspect.signature(fun).parameters.values())
-    except (TypeError, ValueError):
-        return frozenset(given_numbers or ()), frozenset(given_names or ())
-    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    if given_numbers is None:
-        wanted = set(given_names or ())
-        found = [i for i, p in enumerate(parameters) if p.kind in by_position and p.name in wanted]
-        return frozenset(found), frozenset(wanted)
-    inside = [n for n in given_numbers if -len(parameters) <= n < len(parameters)]
-    return frozenset(given_numbers), frozenset(parameters[n].name for n in inside if parameters[n].kind in by_name)

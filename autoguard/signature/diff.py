@@ -56,9 +56,7 @@ def enforce(now: Signature, recorded: Signature, dynamic: Dynamic = None) -> Non
     raise error
 
 
-def _assert_with_chex(
-    breaking: Sequence[Difference], now: Signature, recorded: Signature, dynamic: Dynamic
-) -> None:
+def _assert_with_chex(breaking: Sequence[Difference], now: Signature, recorded: Signature, dynamic: Dynamic) -> None:
     """Let chex fail first. It sees only what differs, because it prints whole trees."""
     structure = [difference for difference in breaking if difference.cause == "structure"]
     chex.assert_trees_all_equal_structs(

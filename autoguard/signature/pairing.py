@@ -88,23 +88,42 @@ def pair(
         )
 
     if chosen is not None:
-        return Pairing({a.name: _matched(a, s) for a, s in _chosen(chosen, arguments, subtrees, fits)}, {})
-    pairs: dict[str, tuple[tuple[int, int], ...]] = {}
-    unpaired: dict[str, tuple[str, ...]] = {}
-    claimed: set[int] = set()
+        found = {a.name: _matched(a, s) for a, s in _chosen(chosen, arguments, subtrees, fits)}
+        return Pairing({a.name: found[a.name] for a in arguments if a.name in found}, {})
     candidates = [a for a in arguments if a.positions and (a.donated or bare or not _is_leaf(a.tree))]
-    # Large arguments first: the moments inside an optimizer state look like the parameters.
-    for group in _grouped(sorted(candidates, key=lambda a: -len(a.positions)), in_avals):
-        free = [s for s in subtrees if fits(group[0], s) and claimed.isdisjoint(range(s.start, s.stop))]
-        for argument in group:
-            named = [s for s in free if s.last == argument.name]
-            fitting = free if len(free) == 1 == len(group) else named
-            if len(fitting) == 1:
-                pairs[argument.name] = _matched(argument, fitting[0])
-                claimed.update(range(fitting[0].start, fitting[0].stop))
-            elif argument.donated:
-                unpaired[argument.name] = tuple(s.path for s in free)
-    return Pairing(pairs, unpaired)
+    return _unambiguous(candidates, _grouped(candidates, in_avals), subtrees, fits)
+
+
+def _unambiguous(
+    arguments: Sequence[Argument], groups: list[list[Argument]], subtrees: Sequence[_Subtree], fits: Any
+) -> Pairing:
+    """Pairs whatever has one candidate until nothing has, and by name only then.
+
+    What is paired takes its subtree away from the others: the moments inside an optimizer state look like the
+    parameters, until the optimizer state as a whole has found its argument.
+    """
+    pairs: dict[str, tuple[tuple[int, int], ...]] = {}
+    claimed: set[int] = set()
+
+    def free(group: list[Argument]) -> list[_Subtree]:
+        return [s for s in subtrees if fits(group[0], s) and claimed.isdisjoint(range(s.start, s.stop))]
+
+    def settle(by_name: bool) -> bool:
+        for group in groups:
+            found = free(group)
+            for argument in list(group):
+                fitting = [s for s in found if s.last == argument.name] if by_name else found
+                if len(fitting) == 1 and (by_name or len(group) == 1):
+                    pairs[argument.name] = _matched(argument, fitting[0])
+                    claimed.update(range(fitting[0].start, fitting[0].stop))
+                    group.remove(argument)
+                    return True
+        return False
+
+    while settle(by_name=False) or settle(by_name=True):
+        groups = [group for group in groups if group]
+    pairs = {a.name: pairs[a.name] for a in arguments if a.name in pairs}  # in the order of the arguments
+    return Pairing(pairs, {a.name: tuple(s.path for s in free(g)) for g in groups for a in g if a.donated})
 
 
 def _grouped(arguments: Sequence[Argument], in_avals: Sequence[Any]) -> list[list[Argument]]:

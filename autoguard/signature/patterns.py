@@ -1,13 +1,8 @@
 """Patterns for key paths: `batch/x` is `batch['x']`, `metrics/*` everything under it."""
 
 import fnmatch
-import re
 
-
-def slashed(path: str) -> str:
-    """A key path in slash form: `out[0].mu['w']` is `out/0/mu/w`."""
-    parts = re.findall(r"\['([^']*)'\]|\[([^\]]*)\]|\.?([^.\[\]]+)", path)
-    return "/".join(next(p for p in part if p) if any(part) else "" for part in parts)
+from autoguard.signature.paths import slash_path
 
 
 def matching(path: str, pattern: str) -> bool:
@@ -18,6 +13,6 @@ def matching(path: str, pattern: str) -> bool:
     """
     if path == pattern:
         return True
-    parts, wanted = slashed(path).split("/"), slashed(pattern).split("/")
+    parts, wanted = slash_path(path).split("/"), slash_path(pattern).split("/")
     starts = range(len(parts) - len(wanted) + 1)
     return any(all(map(fnmatch.fnmatchcase, parts[i : i + len(wanted)], wanted)) for i in starts)

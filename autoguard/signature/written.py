@@ -92,7 +92,7 @@ def _updated(call: Call, out_tree: Any) -> Iterator[tuple[int, int]]:
 
 
 def _token(key: Any) -> int | str:
-    return getattr(key, "idx", getattr(key, "key", None))
+    return key.idx if hasattr(key, "idx") else key.key
 
 
 def _key(token: int | str) -> str:

@@ -168,9 +168,7 @@ class TraceRecord:
             if (id(closed.combination), closed.variant) == group and closed.key.context == pending.key.context
         ]
         if len(spent) >= budget:
-            message = budget_message(
-                signature, why, spent, mode=self._mode, budget=budget, shared=len(groups) > 1
-            )
+            message = budget_message(signature, why, spent, mode=self._mode, budget=budget, shared=len(groups) > 1)
             raise TraceBudgetError(message, diff=why.changed)
 
 

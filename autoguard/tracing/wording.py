@@ -36,9 +36,7 @@ def budget_message(
     return _message(headline, signature, explanation, spent, _advice(signature, explanation, allow))
 
 
-def variants_message(
-    signature: Signature, explanation: Explanation, spent: Sequence[Trace], *, existing: int
-) -> str:
+def variants_message(signature: Signature, explanation: Explanation, spent: Sequence[Trace], *, existing: int) -> str:
     """Too many combinations of static values and dynamic sizes."""
     kind = f"a {ordinal(existing + 1)} combination of static values and sizes"
     headline = f"{signature.function} would be traced for {kind}; max_variants allows {existing}."
@@ -60,9 +58,7 @@ def ordinal(number: int) -> str:
     return f"{number}{ending}"
 
 
-def _message(
-    headline: str, signature: Signature, explanation: Explanation, spent: Sequence[Trace], todo: str
-) -> str:
+def _message(headline: str, signature: Signature, explanation: Explanation, spent: Sequence[Trace], todo: str) -> str:
     rows = difference_rows(explanation.changed, "before", _detail)
     if explanation.closest is not None and rows:
         path, texts = rows[0]

@@ -162,3 +162,43 @@ def record_that_stays_infinite():
 
     args = (normal(3), jnp.full(2, jnp.inf), normal(4, 3, seed=1), jnp.int32(1))
     return step, args, {"donate_argnums": (0, 1)}
+
+
+@program
+def largest_gradient_of_the_active_layers():
+    def step(w, x, active):
+        gradient = jax.grad(lambda w: ((x @ w) ** 2).mean())(w)
+        sizes = jnp.linalg.norm(gradient, axis=0)
+        return descend(w, gradient / jnp.where(active, sizes, -jnp.inf).max())
+
+    return step, (normal(2, 3), normal(4, 2, seed=1), jnp.array([True, False, True]))
+
+
+@program
+def limit_that_is_infinite_at_first():
+    def step(w, x, count):
+        gradient = jax.grad(lambda w: ((x @ w) ** 2).mean())(w)
+        size = jnp.vdot(gradient, gradient)
+        limit = jnp.where(count == 0, jnp.inf, 2 * size)
+        return jnp.where(size < limit, descend(w, gradient), w)
+
+    return step, (normal(3), normal(4, 3, seed=1), jnp.int32(0))
+
+
+@program
+def smallest_gradients_with_padding():
+    def step(w, x):
+        gradient = jax.grad(lambda w: ((x @ w) ** 2).mean())(w)
+        return jnp.sort(jnp.concatenate([jnp.abs(gradient), jnp.full(2, jnp.inf)]))[:2]
+
+    return step, (normal(3), normal(4, 3, seed=1))
+
+
+@program
+def history_of_gradients_that_is_not_full_yet():
+    def step(w, history, x, count):
+        gradient = jax.grad(lambda w: ((x @ w) ** 2).mean())(w)
+        return descend(w, gradient), history.at[count].set(jnp.vdot(gradient, gradient))
+
+    args = (normal(3), jnp.full(4, jnp.inf), normal(5, 3, seed=1), jnp.int32(0))
+    return step, args, {"donate_argnums": (0, 1)}

@@ -144,6 +144,44 @@ def descent_until_it_is_flat():
     return minimise, (normal(3), normal(3, seed=1))
 
 
+def descent_from_an_infinite_slope(loop):
+    def minimise(w, target):
+        slope = jax.grad(lambda w: ((w - target) ** 2).sum())
+
+        def advance(state):
+            count, size, w = state
+            gradient = slope(w)
+            return count + 1, jnp.linalg.norm(gradient), jnp.where(size > 1e-3, descend(w, gradient), w)
+
+        # No slope has been measured yet.
+        start = (0, jnp.inf, w)
+        if loop == "while":
+            return lax.while_loop(lambda s: (s[0] < 50) & (s[1] > 1e-3), advance, start)
+        return lax.scan(lambda s, _: (advance(s), None), start, length=5)[0]
+
+    return minimise, (normal(3), normal(3, seed=1))
+
+
+@program
+def while_loop_from_an_infinite_slope():
+    return descent_from_an_infinite_slope("while")
+
+
+@program
+def scan_from_an_infinite_slope():
+    return descent_from_an_infinite_slope("scan")
+
+
+@program
+def branch_that_measures_no_slope():
+    def step(measure, w, target):
+        gradient = jax.grad(lambda w: ((w - target) ** 2).sum())(w)
+        size = lax.cond(measure, lambda: gradient @ gradient, lambda: jnp.inf)
+        return jnp.where(size < 3, descend(w, gradient), w)
+
+    return step, (jnp.array(False), normal(3), normal(3, seed=1))
+
+
 @program
 def vmapped_while_loop():
     def iterate(x):

@@ -1,5 +1,8 @@
-"""Rematerialised blocks. They are bound again as they were: rebuilt with `jax.checkpoint`, a differentiated block would
-lose its barrier, and with it the memory that it saves."""
+"""Rematerialised blocks.
+
+They are bound again as they were: rebuilt with `jax.checkpoint`, a differentiated block would lose its barrier, and
+with it the memory that it saves.
+"""
 
 from collections.abc import Sequence
 from typing import Any

@@ -64,6 +64,10 @@ def loop(context: Context, eqn: Any, args: Sequence[Any], path: Path) -> tuple[S
     start = jnp.int32(0) if monitor.counts_iterations else None
     carry = list(args[n_cond + n_body :])
     go_on, at_cond = predicate(carry)
-    state = (go_on, monitor.first(monitor.nothing(in_cond), at_cond, in_cond, start), monitor.nothing(in_body))
+    state = (
+        go_on,
+        monitor.first(monitor.nothing(in_cond), at_cond, in_cond, start),
+        monitor.nothing(in_body),
+    )
     _, at_cond, at_body, _, carry = lax.while_loop(lambda s: s[0], body, (*state, start, carry))
     return carry, monitor.join(path, [at_cond, at_body])
