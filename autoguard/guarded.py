@@ -5,7 +5,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 import jax
 import wrapt
@@ -123,7 +123,8 @@ def _log(error: Exception) -> None:
 class _Surface:
     """The attributes of a guarded function, shared by the function and its bound forms."""
 
-    _self_guard: Guard
+    if TYPE_CHECKING:  # an annotation of the class would hide those of the function
+        _self_guard: Guard
 
     @property
     def signature(self) -> Signature | None:
@@ -199,6 +200,13 @@ class Guarded(_Surface, wrapt.ObjectProxy, Generic[P, R]):  # type: ignore[misc]
     def __eq__(self, other: object) -> bool:
         return self is other
 
+    @property
+    def __annotations__(self) -> dict[str, Any]:  # type: ignore[override]
+        return self.__wrapped__.__annotations__
+
+    def __ne__(self, other: object) -> bool:
+        return self is not other
+
     def __hash__(self) -> int:
         return id(self)
 
@@ -215,7 +223,7 @@ class Guarded(_Surface, wrapt.ObjectProxy, Generic[P, R]):  # type: ignore[misc]
         return repr(self)
 
     def __dir__(self) -> list[str]:
-        return sorted({*object.__dir__(self), *dir(self.__wrapped__)})
+        return sorted({*dir(type(self)), *dir(self.__wrapped__)})
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # A decorated module-level function is found again by its name; any other is guarded again.

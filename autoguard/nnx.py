@@ -3,7 +3,7 @@
 `nnx.jit` turns its arguments into pure pytrees, calls one `jax.jit` of a pure function, and writes the updates back
 afterwards. The guarded jit takes the place of that inner one: a failure is raised before anything is written back, and
 where buffers are donated, what is written back are the old values. The model is never traced from outside (a trace
-over an `nnx.jit` call leaves the user's objects without their attributes). The only module that imports flax.
+over an `nnx.jit` call leaves the user's objects without their attributes). Only this module imports flax.
 """
 
 import contextlib
@@ -15,7 +15,11 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar, overload
 
 import jax
-from flax import nnx
+
+try:
+    from flax import nnx
+except ImportError as error:
+    raise ImportError("autoguard.nnx needs flax: pip install 'jax-autoguard[nnx]'") from error
 
 from autoguard import compat
 from autoguard.api import MISSING, check_dynamic, inert, name_of, split_keywords
@@ -292,5 +296,4 @@ class _Heard:
 
 
 def _dotted(path: str) -> str:
-    """`model['blocks'][3]['norm']` is `model.blocks[3].norm`."""
     return re.sub(r"\['(\w+)'\]", r".\1", path)

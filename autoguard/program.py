@@ -98,7 +98,7 @@ def capture_program(
     legal = _Legal(concrete)
     request = Request(
         checks=options.checks,
-        protect=options.protect,
+        protect="all" if skips and options.protect == "gradients" else options.protect,
         pairs=tuple(p for pairs in pairing.pairs.values() for p in pairs),
         committed=_committed(pairing, donated, options, convention.commits_all),
         output_paths=output_paths,

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from autoguard.config import Options
-from autoguard.diagnosis.evidence import diagnose
+from autoguard.diagnosis.evidence import diagnose, is_gone
 from autoguard.errors import AutoguardWarning, NonFiniteError, logger
 from autoguard.instrument.commit import read_notes
 from autoguard.program import Program, arguments_by_name
@@ -119,15 +119,15 @@ class _Failure:
         if not site.after:
             self.flat = list(self.flat)
             for out, arg in program.plan.commits:
-                if _is_gone(self.flat[arg]):
+                if is_gone(self.flat[arg]):
                     self.flat[arg] = leaves[out]
-        self.lost = {i for i, leaf in enumerate(self.flat) if _is_gone(leaf)}
+        self.lost = {i for i, leaf in enumerate(self.flat) if is_gone(leaf)}
 
     def error(self) -> NonFiniteError:
         program = self.program
         site = program.plan.sites[self.code - 1]
-        report = diagnose(program, site, None if self.lost else self.flat)
-        named = arguments_by_name(program, self.flat)
+        report = diagnose(program, site, self.flat)
+        named = arguments_by_name(program, [_outline(x) if i in self.lost else x for i, x in enumerate(self.flat)])
         lost = {path.split("[")[0].split(".")[0] for i, path in enumerate(program.input_paths) if i in self.lost}
         protected = tuple(name for name in program.pairing.pairs if name not in lost)
         message = nonfinite_message(report, self.number, protected, sorted(lost))
@@ -137,5 +137,5 @@ class _Failure:
         )
 
 
-def _is_gone(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array) and leaf.is_deleted()
+def _outline(leaf: Any) -> Any:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)

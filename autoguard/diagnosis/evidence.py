@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -20,17 +21,17 @@ from autoguard.report.location import describe_operation
 _KINDS = ((NAN, "NaN"), (PLUS_INF, "+Inf"), (MINUS_INF, "-Inf"))
 
 
-def diagnose(program: Program, site: Site | None, flat: Sequence[Any] | None) -> FailureReport:
+def diagnose(program: Program, site: Site | None, flat: Sequence[Any]) -> FailureReport:
     """Finds where the failure of one call began.
 
     Args:
         program: the traced program.
         site: the tested value that failed; None if something else saw the failure.
-        flat: the flat arguments at their values before the call; None if they are gone.
+        flat: the flat arguments at their values before the call; those that were donated and are lost are deleted.
     """
     graph = program.graph
     phases = Phases(graph)
-    received = () if flat is None else _received(program, flat)
+    received = _received(program, flat)
     start = [site.value] if site is not None else [o for v in graph.visits for o in v.outs]
     rows, why = _rows(program, flat, made_from(graph, start))
     trail = _Trail(graph, rows, {r.position for r in received})
@@ -59,8 +60,8 @@ def diagnose(program: Program, site: Site | None, flat: Sequence[Any] | None) ->
     )
 
 
-def _rows(program: Program, flat: Sequence[Any] | None, relevant: set[int]) -> tuple[dict[int, Row] | None, str]:
-    if flat is None:
+def _rows(program: Program, flat: Sequence[Any], relevant: set[int]) -> tuple[dict[int, Row] | None, str]:
+    if any(map(is_gone, flat)):
         return None, "its inputs were donated and are gone"
     if not can_replay(program.closed):
         return None, "it has side effects, which a second run would repeat"
@@ -74,6 +75,8 @@ def _rows(program: Program, flat: Sequence[Any] | None, relevant: set[int]) -> t
 def _received(program: Program, flat: Sequence[Any]) -> tuple[Received, ...]:
     found = []
     for position, (path, leaf) in enumerate(zip(program.input_paths, flat, strict=True)):
+        if is_gone(leaf):
+            continue
         array = jnp.asarray(leaf) if not hasattr(leaf, "dtype") else leaf
         if not is_floating(array) or np.size(array) == 0 or bool(jnp.isfinite(array).all()):
             continue
@@ -85,6 +88,11 @@ def _received(program: Program, flat: Sequence[Any]) -> tuple[Received, ...]:
         )
         found.append(Received(position, path, compat.short_aval(array), counts))
     return tuple(found)
+
+
+def is_gone(leaf: Any) -> bool:
+    """Whether the buffer of an argument was donated and is lost."""
+    return isinstance(leaf, jax.Array) and leaf.is_deleted()
 
 
 def _tests(host: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -62,7 +62,7 @@ class Table:
         self._sizes = Counter(v.path[:k] for v in self.visits for k in range(0, len(v.path) + 1, 2))
         self._loops = {path for v in self.visits for path in v.loops}
         self._width = _COUNTERS + max((len(v.loops) for v in self.visits), default=0)
-        self._seen: dict[int, tuple[Any, Any]] = {}
+        self._seen: dict[Path, dict[int, tuple[Any, Any]]] = {}
 
     def enters(self, path: Path) -> bool:
         """Every program that holds an equation that matters."""
@@ -71,22 +71,22 @@ class Table:
     def look(self, path: Path, position: int, eqn: Any, ins: Sequence[Any], outs: Sequence[Any]) -> Any | None:
         """One row."""
         if position == INVARS:
-            self._seen = {}  # a tracer looked at inside a loop must not be met outside
+            self._seen[path] = {}  # what was looked at inside a loop must not be met outside
         if (path, position) not in self._rows:
             return None
-        before = self._kind(ins)
+        before = self._kind(ins, path)
         if eqn.primitive.name in _MOVERS:
-            self._seen[id(outs[0])] = (outs[0], self._kind(ins[:1]))
-        row = jnp.stack([self._kind(outs), before])
+            self._seen[path][id(outs[0])] = (outs[0], self._kind(ins[:1], path))
+        row = jnp.stack([self._kind(outs, path), before])
         return jnp.pad(row, (0, self._width - _COUNTERS))[None]
 
-    def _kind(self, values: Sequence[Any]) -> Any:
-        total = jnp.int32(0)
+    def _kind(self, values: Sequence[Any], path: Path) -> Any:
+        total, seen = jnp.int32(0), self._seen[path]
         for value in values:
             if is_floating(value) and np.size(value):
-                if id(value) not in self._seen:  # the value is kept, or its id could be used again
-                    self._seen[id(value)] = (value, _kind_of(jnp.asarray(value)))
-                total = total | self._seen[id(value)][1]
+                if id(value) not in seen:  # the value is kept, or its id could be used again
+                    seen[id(value)] = (value, _kind_of(jnp.asarray(value)))
+                total = total | seen[id(value)][1]
         return total
 
     def nothing(self, path: Path) -> Any:

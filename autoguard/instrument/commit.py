@@ -63,7 +63,7 @@ def run_guarded(program: Any, plan: Plan, args: Sequence[Any]) -> tuple[list[Any
     handled = jnp.bool_(False)
     if plan.holds:
         held = _held(plan, verdict)
-        excused = held & (before > _last_state_site(plan))
+        excused = held & (before > _last_inexcusable(plan))
         handled, before = excused, lax.select(excused, jnp.int32(0), before)
     if plan.commits:
         outs = _commit(plan, outs, args, before == 0)
@@ -80,8 +80,8 @@ def _held(plan: Plan, verdict: Verdict) -> Any:
     return held
 
 
-def _last_state_site(plan: Plan) -> int:
-    return max((s.id for s in plan.sites if s.reason == "state" and not s.after), default=0)
+def _last_inexcusable(plan: Plan) -> int:
+    return max((s.id for s in plan.sites if not s.excusable), default=0)
 
 
 def _commit(plan: Plan, outs: Sequence[Any], args: Sequence[Any], ok: Any) -> list[Any]:

@@ -64,7 +64,7 @@ class Verdict:
 
     def look(self, path: Path, position: int, eqn: Any, ins: Sequence[Any], outs: Sequence[Any]) -> Any | None:
         """The smallest failing site of one equation."""
-        if not path and self._wanted:
+        if self._wanted:
             places = ((path, position, k) for k in range(len(outs)))
             self.values.update({p: outs[p[2]] for p in places if p in self._wanted})
         sites = [s for s in self._tests.get((path, position), ()) if not s.after]

@@ -82,6 +82,7 @@ class Graph:
     branch_indices: list[int] = field(
         default_factory=list
     )  # what chooses the branch of each `cond` with floating results
+    inlined: set[Path] = field(default_factory=set)
     owner: list[int] = field(default_factory=list)  # visit -> position of its outermost equation
     inputs: tuple[int, ...] = ()
     constants: tuple[int, ...] = ()
@@ -110,6 +111,18 @@ def called(eqn: Any) -> Any | None:
     """The inner program of a transparent call, or None."""
     parameter = CALLS.get(eqn.primitive.name)
     return None if parameter is None else eqn.params.get(parameter)
+
+
+def is_inlined(graph: Graph, path: Path) -> bool:
+    """Whether the program at a call path is evaluated as part of the program around it."""
+    return path in graph.inlined
+
+
+def _inlines(eqn: Any) -> bool:
+    name = eqn.primitive.name
+    if name in ("jit", "pjit"):
+        return compat.unspecified_shardings(eqn)
+    return name in CALLS and name not in ("remat2", "checkpoint")
 
 
 def is_batched_while(eqn: Any) -> bool:
@@ -207,6 +220,8 @@ class _Builder:
         if not programs:
             return self.plain(visit)
         if called(eqn) is not None:
+            if _inlines(eqn):
+                self.graph.inlined.add((*visit.path, position, 0))
             return self.enter(programs[0], visit, 0, ins)
         outs = [self.graph.new_value(v.aval, (visit.path, position, k)) for k, v in enumerate(eqn.outvars)]
         {"scan": self.scan, "while": self.loop, "cond": self.cond}[eqn.primitive.name](visit, outs)

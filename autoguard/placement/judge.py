@@ -27,6 +27,8 @@ class _Judge:
         self.depends = reachable(graph, self.made)
         self.new_state = dict(request.pairs)
         self.loss = self.find_loss()
+        loss = () if self.loss is None else (graph.outputs[self.loss],)
+        self.holds, self.watched = find_holds(graph, self.depends, loss)
         self.update = self.find_update(gradients)
         self.sites: dict[tuple[Place, bool], Site] = {}
 
@@ -44,7 +46,8 @@ class _Judge:
 
     def find_update(self, gradients: list[Visit]) -> frozenset[int]:
         """The outermost equations that only new state needs and that make no gradient."""
-        if not self.request.committed or self.request.protect != "gradients":
+        # A program that guards itself decides about its state by what it finds, so all of it has to be looked at first.
+        if not self.request.committed or self.request.protect != "gradients" or self.holds:
             return frozenset()
         graph = self.graph
         needed = {v for visit in gradients for v in visit.outs}
@@ -57,22 +60,19 @@ class _Judge:
 
     def plan(self) -> Plan:
         judged_outputs = self.judged_outputs()
-        loss = () if self.loss is None else (self.graph.outputs[self.loss],)
-        holds, watched = find_holds(self.graph, self.depends, loss)
         cut = bool(self.update)
-        self.place_moving(watched, cut)
+        self.place_moving(cut)
         for position in judged_outputs:
             self.place_output(position, cut)
-        sites = self.numbered(bool(holds))
-        tested = {s.place for s in sites}
+        sites = self.numbered()
         return Plan(
             sites=sites,
             observed=self.observed(judged_outputs),
-            holds=holds,
+            holds=self.holds,
             update=self.update,
             commits=self.commits(),
             commit_all=not cut,
-            entered=_prefixes(tested),
+            entered=_prefixes([*(s.place for s in sites), *(h.place for h in self.holds)]),
         )
 
     def commits(self) -> tuple[tuple[int, int], ...]:
@@ -106,7 +106,7 @@ class _Judge:
         gets_gradient = not reachable(self.graph, [self.graph.inputs[argument]]).isdisjoint(self.made)
         return not gets_gradient and self.request.is_legal(argument)
 
-    def place_moving(self, watched: set[int], cut: bool) -> None:
+    def place_moving(self, cut: bool) -> None:
         """Follows each judged value along its uses to where the judgement stops."""
         if self.request.checks == "outputs":
             return
@@ -119,7 +119,7 @@ class _Judge:
         while pending:
             value = pending.pop()
             stops, moved = self.follow(value, cut, legal)
-            if stops or value in watched:
+            if stops or value in self.watched:
                 reason = "gradient" if value in self.depends or value in made else "value"
                 self.add(value, reason, nan_only=value in legal)
             fresh = [v for v in moved if v not in judged]
@@ -159,14 +159,14 @@ class _Judge:
         graph = self.graph
         pending = [i for i, v in enumerate(graph.values) if is_infinite_constant(v.literal)]
         pending += [graph.inputs[arg] for _, arg in self.request.pairs if self.is_legal(arg)]
-        seen = set(pending)
+        seen, made = set(pending), set(self.made)  # no mask makes an infinite cotangent legal
         while pending:
             value = pending.pop()
             found = list(graph.links.get(value, ()))
             for index, operand in graph.uses.get(value, ()):
                 visit = graph.visits[index]
                 if reaction(graph, visit, operand) is MOVES or visit.name in _KEEPS_INFINITY:
-                    found.extend(visit.outs)
+                    found.extend(out for out in visit.outs if out not in made)
             fresh = [v for v in found if v not in seen]
             seen.update(fresh)
             pending.extend(fresh)
@@ -184,17 +184,30 @@ class _Judge:
         if place is None or made.aval.size == 0:
             return  # a constant of the program is what its author wrote; an empty array holds nothing
         output = () if position < 0 else (self.request.output_paths[position],)
+        excusable = not (reason == "state" or (position >= 0 and self.could_be_state(position)))
         old = self.sites.get((place, after))
         if old is not None:
             reason = "state" if "state" in (old.reason, reason) else old.reason
             output, position = (*old.output, *output), max(old.position, position)
-        self.sites[place, after] = Site(0, place, reason, value, made.maker, output, position, after, nan_only)
+            excusable = excusable and old.excusable
+        self.sites[place, after] = Site(
+            0, place, reason, value, made.maker, output, position, excusable, after, nan_only
+        )
 
-    def numbered(self, guards_itself: bool) -> tuple[Site, ...]:
-        # Where the program guards itself, the state comes first: a code beyond it may be excused by a handled step.
+    def could_be_state(self, position: int) -> bool:
+        """Whether an output that is paired with nothing may all the same be the successor of an argument."""
+        graph, value = self.graph, self.graph.outputs[position]
+        if value in self.made or value not in self.depends:
+            return False
+        taken = set(self.new_state.values())
+        aval = graph.values[value].aval
+        free = (graph.values[v].aval for i, v in enumerate(graph.inputs) if i not in taken)
+        return any(getattr(a, "shape", None) == aval.shape and a.dtype == aval.dtype for a in free)
+
+    def numbered(self) -> tuple[Site, ...]:
+        # Where the program guards itself, what must never be bad comes first: a code beyond it may be excused.
         ordered = sorted(
-            self.sites.values(),
-            key=lambda s: (s.after, guards_itself and s.reason != "state", *_program_order(s.place)),
+            self.sites.values(), key=lambda s: (s.after, bool(self.holds) and s.excusable, *_program_order(s.place))
         )
         return tuple(replace(site, id=number) for number, site in enumerate(ordered, start=1))
 

@@ -19,6 +19,7 @@ class Site:
         visit: the visit that makes it; None for arguments and for results of loops.
         output: the key paths of the outputs that this value is.
         position: position of the (first) output that it is, or -1.
+        excusable: a step that the program itself handles may leave it non-finite; new state must never be.
         after: tested after the commit, in new state (a failure born in the update itself).
         nan_only: infinities are legal here (they come from constants of the program).
     """
@@ -30,6 +31,7 @@ class Site:
     visit: int | None = None
     output: tuple[str, ...] = ()
     position: int = -1
+    excusable: bool = True
     after: bool = False
     nan_only: bool = False
 

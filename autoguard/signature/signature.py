@@ -12,6 +12,7 @@ _LETTERS = {letter: kind for kind, letter in _KINDS.items()}
 _LONG = re.compile(r"(bfloat|float|uint|int|complex)([1-9]\d*)(?:_?(e\d\w*))?")
 _SHORT = re.compile(r"(bf|f|u|i|c)([1-9]\d*)(?:_(e\d\w*))?")
 _SHOWN_LINES = 200
+_SHOWN_STATIC = 12  # an nnx model has some for each layer
 _ORIGIN = {"python": "from a Python scalar", "numpy": "from numpy"}
 
 
@@ -110,7 +111,10 @@ class Signature:
         paths = {path for path, _ in self.containers} | {leaf.path for leaf in self.leaves}
         # Metadata of whole containers (of each nnx.Param) would bury the leaves; named fields are few.
         named = [(path, text) for path, text in self.metadata if path not in paths]
-        rows += [(path, shorten(text), "static") for path, text in (*named, *self.static)]
+        fixed = [(path, shorten(text), "static") for path, text in (*named, *self.static)]
+        rows += fixed[:_SHOWN_STATIC]
+        if len(fixed) > _SHOWN_STATIC:
+            rows.append(("...", f"{len(fixed) - _SHOWN_STATIC} more static values", ""))
         return "\n".join([self.function, *_table(rows)])
 
 

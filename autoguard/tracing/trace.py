@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from autoguard.signature import Difference, Signature
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Trace:
     """One time that JAX ran the Python body of a guarded function.
 
@@ -28,6 +28,12 @@ class Trace:
     seconds: float
     where: str
     counted: bool
+
+    def __repr__(self) -> str:
+        what = "".join(f"; {d.path} now {d.now}, before {d.recorded}" for d in self.changed[:3])
+        more = f"; and {len(self.changed) - 3} more" if len(self.changed) > 3 else ""
+        uncounted = "" if self.counted else ", not counted"
+        return f"<trace {self.index} at {self.where}: {self.cause}, {self.seconds:.2g} s{uncounted}{what}{more}>"
 
 
 @dataclass(frozen=True)

@@ -38,9 +38,6 @@ X = jnp.linspace(0.1, 0.4, 3)
 TRANSFORMATIONS = {
     "grad": lambda f: jax.grad(f)(0.5),
     "value_and_grad": lambda f: jax.value_and_grad(f)(0.5),
-    "jvp": lambda f: jax.jvp(lambda x: f(x) if f is None else twisted(f.plain(x)), (0.5,), (1.0,))
-    if hasattr(f, "plain")
-    else None,
     "vjp": lambda f: jax.vjp(f, 0.5)[1](1.0),
     "jacrev": lambda f: jax.jacrev(f)(X),
     "vmap": lambda f: jax.vmap(f)(X),
@@ -52,7 +49,7 @@ TRANSFORMATIONS = {
     "scan": lambda f: lax.scan(lambda c, x: (f(c), f(x)), 0.5, X),
     "grad of scan": lambda f: jax.grad(lambda c: lax.scan(lambda c, _: (f(c) / 9, None), c, None, length=2)[0])(0.5),
     "fori_loop": lambda f: lax.fori_loop(0, 3, lambda i, c: f(c) / 3, 0.5),
-    "while_loop": lambda f: lax.while_loop(lambda c: c < 4, f, 1.0),
+    "while_loop": lambda f: lax.while_loop(lambda c: c < 2, f, 1.0),
     "cond": lambda f: lax.cond(True, f, lambda x: x, 0.5),
     "switch": lambda f: jax.grad(lambda x: lax.switch(1, [lambda x: x, f], x))(0.5),
     "map": lambda f: lax.map(f, X),
@@ -62,7 +59,6 @@ TRANSFORMATIONS = {
         lambda x: jax.pure_callback(lambda v: np.asarray(f(v)), jax.ShapeDtypeStruct((), jnp.float32), x)
     )(jnp.float32(0.5)),
 }  # fmt: skip
-del TRANSFORMATIONS["jvp"]
 
 
 def assert_equal(ours, theirs):

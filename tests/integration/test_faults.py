@@ -188,6 +188,15 @@ def step_of_a_scan_inside_a_scan():
     return jax.value_and_grad(loss), (jnp.float32(1), jnp.array([[1.0, 2.0, 3.0], [1.0, 2.0, -3.0]]))
 
 
+@fault("log", FORWARD, "-Inf", source="jnp.log(w)")
+def behind_a_scan_that_reads_the_same():
+    def loss(w, xs):
+        h, _ = lax.scan(lambda h, x: (jnp.tanh(h) + w * x, None), jnp.float32(0), xs)
+        return h + jnp.log(w)  # <- here
+
+    return jax.value_and_grad(loss), (jnp.float32(0), jnp.ones(3))
+
+
 @fault("exp", FORWARD, "+Inf", loops=("scan iteration 2 of 4",))
 def step_of_a_fori_loop():
     def loss(x):
@@ -494,6 +503,18 @@ def test_fault_in_the_second_layer_and_a_constant_mask():
 
     error = failure(autoguard.jit(jax.value_and_grad(loss)), jnp.array([0.5, 1.0]), jnp.array([True, False]))
     assert error.site.primitive == "div"
+
+
+def test_state_that_may_be_infinite_is_not_blamed():
+    def step(w, schedule, x):
+        value, gradient = jax.value_and_grad(lambda w: jnp.log(x @ w))(w)
+        rate = jnp.where(value < schedule["best"], 0.1, 0.05)
+        return w - rate * gradient, {"best": jnp.minimum(value, schedule["best"])}, value
+
+    error = failure(autoguard.jit(step), jnp.ones(2), {"best": jnp.float32(jnp.inf)}, -jnp.ones(2))
+    assert error.report.received == ()
+    assert [r.path for r in error.report.also_nonfinite] == ["schedule['best']"]
+    assert (error.site.primitive, error.site.kinds) == ("log", ("NaN",))
 
 
 def test_what_cannot_be_entered_is_judged_at_its_results():

@@ -202,3 +202,19 @@ def history_of_gradients_that_is_not_full_yet():
 
     args = (normal(3), jnp.full(4, jnp.inf), normal(5, 3, seed=1), jnp.int32(0))
     return step, args, {"donate_argnums": (0, 1)}
+
+
+@program
+def best_parameters_that_are_not_known_yet():
+    def epoch(w, best, xs):
+        def step(carry, x):
+            w, best = carry
+            value, gradient = jax.value_and_grad(lambda w: ((x * w) ** 2).sum())(w)
+            best = jax.tree.map(lambda new, old: jnp.where(value < best["value"], new, old), {"value": value, "w": w}, best)
+            return (descend(w, gradient), best), value
+
+        (w, best), values = lax.scan(step, (w, best), xs)
+        return w, best, values
+
+    best = {"value": jnp.float32(jnp.inf), "w": jnp.full(3, jnp.nan)}
+    return epoch, (normal(3), best, normal(4, 3, seed=1)), {"donate_argnums": (0, 1)}

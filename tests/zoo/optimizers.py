@@ -91,7 +91,7 @@ def optax_apply_if_finite_with_nothing_to_do():
 def optax_clips_by_global_norm_by_hand():
     def step(params, x, y):
         value, gradients = jax.value_and_grad(loss)(params, x, y)
-        norm = optax.global_norm(gradients)
+        norm = optax.tree.norm(gradients)
         clipped = jax.tree.map(lambda g: g * jnp.minimum(1.0, 1.0 / (norm + 1e-6)), gradients)
         return jax.tree.map(lambda p, g: p - RATE * g, params, clipped), {"loss": value, "norm": norm}
 
