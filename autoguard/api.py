@@ -10,10 +10,11 @@ from typing import Any, ParamSpec, TypeVar, overload
 
 import jax
 
-from autoguard.config import KEYWORDS, from_environment, validated
+from autoguard.config import KEYWORDS, as_written, from_environment, validated
 from autoguard.errors import ConfigError
-from autoguard.guarded import Guard, Guarded
-from autoguard.signature.convention import PlainConvention
+from autoguard.guard import Guard
+from autoguard.guarded import Guarded
+from autoguard.signature.convention import PlainConvention, placement_of
 from autoguard.signature.dynamic import validate_dynamic
 
 P = ParamSpec("P")
@@ -74,9 +75,8 @@ def jit(fun: Any = MISSING, /, **keywords: Any) -> Any:
         raise TypeError(f"autoguard.jit guards functions, not {type(fun).__name__}: {fun!r}")
     if from_environment().get("mode") == "off":
         return inert(jax.jit(fun, **jit_keywords))
-    check_dynamic(fun, options)
-    placement = {k: v for k, v in jit_keywords.items() if k.startswith(("static_", "donate_"))}
-    convention = PlainConvention(fun, **placement, inspect_call=_refuse_graph_nodes)
+    convention = PlainConvention(fun, **placement_of(jit_keywords), inspect_call=_refuse_graph_nodes)
+    check_dynamic(fun, options, convention)
     guard = Guard(fun, name_of(fun), convention, options, jit_keywords)
     return Guarded(guard, functools.partial(jit, fun, **keywords), _for_graph_nodes(fun, keywords))
 
@@ -94,16 +94,18 @@ def split_keywords(
     return for_jit, validated({n: v for n, v in keywords.items() if n in KEYWORDS}, KEYWORDS)
 
 
-def check_dynamic(fun: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Raises a `ConfigError` if `dynamic` names no argument; functions that take anything are not checked."""
+def check_dynamic(fun: Callable[..., Any], options: Mapping[str, Any], convention: PlainConvention) -> None:
+    """Raises a `ConfigError` if `dynamic` names no dynamic argument; functions that take anything are not checked."""
     if options.get("dynamic") is None:
         return
     try:
-        parameters = inspect.signature(fun).parameters.values()
+        parameters = list(inspect.signature(fun).parameters.values())
     except (TypeError, ValueError):
         return
+    numbers, names = convention.static
+    fixed = names | {parameters[n].name for n in numbers if -len(parameters) <= n < len(parameters)}
     if all(p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
-        validate_dynamic({k: v[0] if len(v) == 1 else v for k, v in options["dynamic"]}, [p.name for p in parameters])
+        validate_dynamic(as_written(options["dynamic"]), [p.name for p in parameters if p.name not in fixed])
 
 
 def name_of(fun: Any) -> str:

@@ -17,7 +17,7 @@ from autoguard.engine import Engine, current_number
 from autoguard.errors import AutoguardError, NonFiniteError, ValueAssertionError, logger
 from autoguard.program import arguments_by_name
 from autoguard.report.location import first_user_line
-from autoguard.report.message import assertion_message, nonfinite_message
+from autoguard.report.message import assertion_message, nonfinite_message, what_chex_says
 from autoguard.signature.convention import Call, sorted_items
 
 _ERRORS = checkify.user_checks | checkify.nan_checks | checkify.div_checks | checkify.index_checks
@@ -69,7 +69,9 @@ class DebugEngine(Engine):
             raise
         except (AssertionError, checkify.JaxRuntimeError) as error:
             raise self._translated(error, call) from None
-        except NotImplementedError as error:
+        except (NotImplementedError, ValueError) as error:
+            if isinstance(error, ValueError) and "Checkify does not support" not in str(error):
+                raise
             logger.warning("%s: chexify cannot run this program (%s); going on without it.", self.name, error)
             self._refused = True
             return self._unchecked(*args, **kwargs)
@@ -99,6 +101,7 @@ class DebugEngine(Engine):
             report = diagnose(self.program, None, flat)
             message = nonfinite_message(report, number, protected, ())
             return NonFiniteError(message, report=report, site=report.site, **fields)
-        location = first_user_line(compat.frames_of_check(error))
-        message = assertion_message(self.name, number, str(error), location, protected)
+        said, location = what_chex_says(str(error))
+        location = location or first_user_line(compat.frames_of_check(error))
+        message = assertion_message(self.name, number, said, location, protected)
         return ValueAssertionError(message, site=location, **fields)

@@ -6,7 +6,6 @@ layout changed between JAX 0.10 and 0.12.
 
 import contextlib
 import importlib
-import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -149,29 +148,6 @@ def unspecified_shardings(eqn: JaxprEqn) -> bool:
         and all(layout is None for layout in layouts)
         and not params.get("compiler_options_kvs")
     )
-
-
-_chex_lock = threading.RLock()
-
-
-@contextlib.contextmanager
-def chex_assertions_captured() -> Iterator[None]:
-    """Lets chex's value assertions lower to `check` equations of the trace that is under way.
-
-    Does what being inside a chexified call does, without its restaging and without the entry that every
-    `chex.chexify` leaves in a global list for ever (chex 0.1.92). The lock is there because one of chex's own
-    assertions replaces `checkify.check` process-wide while it runs and does not put it back when it raises.
-    """
-    storage = importlib.import_module("chex._src.asserts_internal").CHEXIFY_STORAGE
-    checkify = importlib.import_module("jax.experimental.checkify")
-    with _chex_lock:
-        check, level = checkify.check, storage.level
-        storage.level = 1
-        try:
-            yield
-        finally:
-            storage.level = level
-            vars(checkify)["check"] = check
 
 
 def chexified(fun: Callable[..., Any], errors: Any) -> Callable[..., Any]:

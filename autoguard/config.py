@@ -101,6 +101,11 @@ def _axes(name: str, value: Any) -> Any:
     return tuple(result)
 
 
+def as_written(dynamic: Any) -> Any:
+    """The option `dynamic` as people write it, for messages."""
+    return None if dynamic is None else {path: axes[0] if len(axes) == 1 else axes for path, axes in dynamic}
+
+
 def _paths(name: str, value: Any) -> Any:
     if value is None:
         return None

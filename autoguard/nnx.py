@@ -26,9 +26,10 @@ from autoguard.api import MISSING, check_dynamic, inert, name_of, split_keywords
 from autoguard.chexify import DebugEngine, OffEngine
 from autoguard.config import Options, from_environment
 from autoguard.engine import Engine
-from autoguard.guarded import Guard, Guarded
+from autoguard.guard import Guard
+from autoguard.guarded import Guarded
 from autoguard.signature.capture import capture
-from autoguard.signature.convention import Announce, Call, PlainConvention, key_paths, sorted_items
+from autoguard.signature.convention import Announce, Call, PlainConvention, key_paths, placement_of, sorted_items
 from autoguard.signature.pairing import Pairing
 from autoguard.signature.written import inner_keywords, returned_part, written_from
 
@@ -65,7 +66,7 @@ def jit(fun: Any = MISSING, /, **keywords: Any) -> Any:
         raise TypeError(f"autoguard.nnx.jit guards functions, not {type(fun).__name__}: {fun!r}")
     if from_environment().get("mode") == "off":
         return inert(nnx.jit(fun, **nnx_keywords))
-    check_dynamic(fun, options)
+    check_dynamic(fun, options, PlainConvention(fun, **placement_of(nnx_keywords)))
     return Guarded(guard(fun, keywords), functools.partial(jit, fun, **keywords))
 
 
@@ -77,8 +78,7 @@ def guard(fun: Callable[..., Any], keywords: Mapping[str, Any]) -> Guard:
 
 def holds_graph_node(tree: Any) -> bool:
     """Whether a pytree holds an nnx object (a module, an optimizer, a variable)."""
-    found = jax.tree.leaves(tree, is_leaf=_is_graph_node)
-    return any(_is_graph_node(leaf) for leaf in found)
+    return any(map(_is_graph_node, jax.tree.leaves(tree, is_leaf=_is_graph_node)))
 
 
 def _is_graph_node(value: Any) -> bool:
@@ -89,7 +89,7 @@ class NnxGuard(Guard):
     """A guard whose engines stand inside an `nnx.jit` each."""
 
     def make_plain(self) -> Any:
-        """The plain jitted function, for `lower`, `trace`, `eval_shape` and the mode `off`."""
+        """The plain jitted function."""
         return nnx.jit(self.fun, **self.jit_keywords)
 
     def _build(self, options: Options) -> Any:
@@ -102,7 +102,7 @@ class _NnxEngine:
     """An `nnx.jit` with a guarded jit in its middle."""
 
     def __init__(self, owner: NnxGuard, options: Options) -> None:
-        placement = {k: v for k, v in owner.jit_keywords.items() if k.startswith(("static_", "donate_"))}
+        placement = placement_of(owner.jit_keywords)
         self._donates = any(v not in (None, ()) for k, v in placement.items() if k.startswith("donate_"))
         self._failed = threading.local()
         self.convention = NnxConvention(owner.fun, **placement)
@@ -147,7 +147,7 @@ class _NnxEngine:
         return outs
 
     def clear_cache(self) -> None:
-        """Drops what is compiled."""
+        """As `Engine.clear_cache`."""
         self.engine.clear_cache()
 
 

@@ -98,6 +98,7 @@ def capture_program(
     legal = _Legal(concrete)
     request = Request(
         checks=options.checks,
+        exact_tests=options.mode == "debug",
         protect="all" if skips and options.protect == "gradients" else options.protect,
         pairs=tuple(p for pairs in pairing.pairs.values() for p in pairs),
         committed=_committed(pairing, donated, options, convention.commits_all),
@@ -121,7 +122,7 @@ def capture_program(
 
 
 def _capture(fun: Callable[..., Any], call: Call) -> tuple[Any, Any]:
-    """The user's function as a closed jaxpr; chex's value assertions in it become `check` equations."""
+    """The user's function as a closed jaxpr (under chexify its value assertions are `check` equations in it)."""
     keywords = {t: v for t, v in call.static_tokens.items() if isinstance(t, str)}
     numbers = tuple(sorted(t for t in call.static_tokens if isinstance(t, int)))
     args = list(call.args)

@@ -70,7 +70,10 @@ class Reaction:
             path = program.output_paths[position]
             if path not in self.observed:
                 message = observed_message(program.function, number, path, leaves[position])
-                warnings.warn(message, AutoguardWarning, stacklevel=4)
+                if options.mode == "observe":
+                    logger.warning("%s", message)
+                else:
+                    warnings.warn(message, AutoguardWarning, stacklevel=4)
             self.observed[path] = self.observed.get(path, 0) + 1
 
     def _fail(self, failure: "_Failure", options: Options, deliver: Callable[[Exception, Any], Any]) -> Any:

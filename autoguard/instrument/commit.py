@@ -13,7 +13,7 @@ from jax import lax
 
 from autoguard.instrument import rules as _rules  # registers the rules
 from autoguard.instrument.interpreter import Interpreter
-from autoguard.instrument.verdict import Verdict, code_of, first_code, is_nonfinite
+from autoguard.instrument.verdict import HANDLED, Verdict, code_of, first_code, is_nonfinite
 from autoguard.placement.plan import Plan
 
 assert _rules
@@ -58,30 +58,13 @@ def run_guarded(program: Any, plan: Plan, args: Sequence[Any]) -> tuple[list[Any
     Returns:
         The flat outputs, and the code (int32, scalar).
     """
-    verdict = Verdict(plan)
-    outs, before = Interpreter(verdict).run(program, args)
-    handled = jnp.bool_(False)
-    if plan.holds:
-        held = _held(plan, verdict)
-        excused = held & (before > _last_inexcusable(plan))
-        handled, before = excused, lax.select(excused, jnp.int32(0), before)
+    outs, found = Interpreter(Verdict(plan)).run(program, args)
+    handled, before = found == HANDLED, jnp.maximum(found, 0)
     if plan.commits:
         outs = _commit(plan, outs, args, before == 0)
-    after = first_code([code_of(site, outs[site.position]) for site in plan.sites if site.after])
-    failing = lax.select(before != 0, before, jnp.int32(after))
+    after = [code_of(site, outs[site.position], plan.exact_tests) for site in plan.sites if site.after]
+    failing = lax.select(before != 0, before, jnp.int32(first_code(after)))
     return outs, lax.select(failing != 0, failing, _notes(plan, outs, handled))
-
-
-def _held(plan: Plan, verdict: Verdict) -> Any:
-    held = jnp.bool_(False)
-    for hold in plan.holds:
-        predicate = verdict.values[hold.place] != 0
-        held = held | (predicate if hold.holds_when else ~predicate)
-    return held
-
-
-def _last_inexcusable(plan: Plan) -> int:
-    return max((s.id for s in plan.sites if not s.excusable), default=0)
 
 
 def _commit(plan: Plan, outs: Sequence[Any], args: Sequence[Any], ok: Any) -> list[Any]:
@@ -95,5 +78,5 @@ def _notes(plan: Plan, outs: Sequence[Any], handled: Any) -> Any:
     bits = lax.select(handled, jnp.int32(_HANDLED_BIT), jnp.int32(0))
     for index, position in enumerate(plan.observed):
         bit = jnp.int32(_observed_bit(index))
-        bits = bits | lax.select(is_nonfinite(outs[position]), bit, jnp.int32(0))
+        bits = bits | lax.select(is_nonfinite(outs[position], exact=plan.exact_tests), bit, jnp.int32(0))
     return -bits

@@ -113,11 +113,6 @@ def called(eqn: Any) -> Any | None:
     return None if parameter is None else eqn.params.get(parameter)
 
 
-def is_inlined(graph: Graph, path: Path) -> bool:
-    """Whether the program at a call path is evaluated as part of the program around it."""
-    return path in graph.inlined
-
-
 def _inlines(eqn: Any) -> bool:
     name = eqn.primitive.name
     if name in ("jit", "pjit"):

@@ -33,16 +33,39 @@ class _Judge:
         self.sites: dict[tuple[Place, bool], Site] = {}
 
     def find_loss(self) -> int | None:
-        if self.request.loss != "automatic":
-            return self.request.loss
-        returned = self.request.returned
-        for position, value in enumerate(self.graph.outputs):
-            made = self.graph.values[value]
-            if position in self.new_state or (returned is not None and position not in returned):
-                continue
-            if made.floating and made.aval.shape == () and value not in self.depends:
-                return position
-        return None
+        """The first floating scalar that depends on no gradient, preferably one that comes smoothly from what gets one.
+
+        An accuracy does not: it comes from a comparison.
+        """
+        request, graph = self.request, self.graph
+        if request.loss != "automatic":
+            return request.loss
+        candidates = []
+        for position, value in enumerate(graph.outputs):
+            made = graph.values[value]
+            returned = request.returned is None or position in request.returned
+            computed = made.place is not None and made.place[:2] != ((), INVARS)
+            scalar = made.floating and made.aval.shape == ()
+            if returned and computed and scalar and position not in self.new_state and value not in self.depends:
+                candidates.append(position)
+        smooth = self.smooth_from_parameters()
+        better = [p for p in candidates if graph.outputs[p] in smooth] or candidates
+        named = [p for p in better if "loss" in request.output_paths[p].lower()]
+        return next(iter(named or better), None)
+
+    def smooth_from_parameters(self) -> set[int]:
+        """The values that floating values alone connect to an argument that gets a gradient."""
+        graph, made = self.graph, set(self.made)
+        sources = [v for v in graph.inputs if graph.values[v].floating and reachable(graph, [v]) & made]
+        seen, pending = set(sources), list(sources)
+        while pending:
+            value = pending.pop()
+            found = list(graph.links.get(value, ()))
+            found += [o for visit, _ in graph.uses.get(value, ()) for o in graph.visits[visit].outs]
+            fresh = [v for v in found if v not in seen and graph.values[v].floating]
+            seen.update(fresh)
+            pending.extend(fresh)
+        return seen
 
     def find_update(self, gradients: list[Visit]) -> frozenset[int]:
         """The outermost equations that only new state needs and that make no gradient."""
@@ -55,6 +78,7 @@ class _Judge:
         effects = [v for v in graph.visits if v.eqn.effects]
         needed.update(v for visit in effects for v in (*visit.ins, *visit.outs))
         kept = {_outermost(graph.values[v].place) for v in _ancestors(graph, needed)}
+        kept.update(graph.owner[v.index] for v in effects)
         made = {graph.owner[visit.index] for visit in graph.visits}
         return frozenset(made - kept)
 
@@ -73,6 +97,8 @@ class _Judge:
             commits=self.commits(),
             commit_all=not cut,
             entered=_prefixes([*(s.place for s in sites), *(h.place for h in self.holds)]),
+            inlined=frozenset(self.graph.inlined),
+            exact_tests=self.request.exact_tests,
         )
 
     def commits(self) -> tuple[tuple[int, int], ...]:

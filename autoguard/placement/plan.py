@@ -1,7 +1,7 @@
 """The outcome of placement: which values are tested, and what each test stands for."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from autoguard.placement.graph import Path, Place
@@ -55,6 +55,9 @@ class Plan:
         update: positions of the outermost equations that only new state needs.
         commits: pairs (output position, argument position): new state that is returned only if the verdict allows.
         commit_all: the verdict waits for the tests of the new state as well.
+        entered: call paths of the programs that hold a site.
+        inlined: call paths of programs that are evaluated as part of the program around them.
+        exact_tests: no test may make a NaN of its own (debug mode, where checkify would see it).
     """
 
     sites: tuple[Site, ...]
@@ -63,7 +66,9 @@ class Plan:
     update: frozenset[int] = frozenset()
     commits: tuple[tuple[int, int], ...] = ()
     commit_all: bool = False
-    entered: frozenset[Path] = field(default_factory=frozenset)
+    entered: frozenset[Path] = frozenset()
+    inlined: frozenset[Path] = frozenset()
+    exact_tests: bool = False
 
     def tests_at(self) -> dict[tuple[Path, int], list[Site]]:
         """The sites by call path and equation position."""
@@ -87,6 +92,7 @@ class Request:
         loss: position of the loss, None for none, or "automatic".
         is_legal: whether an argument (by position) held a non-finite value at the first call.
         returned: outputs that the function itself returned; others cannot be the loss.
+        exact_tests: see `Plan`.
         advancing: arguments that go on even when the rest is held (random state).
     """
 
@@ -100,3 +106,4 @@ class Request:
     is_legal: Callable[[int], bool] = lambda position: False
     returned: frozenset[int] | None = None
     advancing: frozenset[int] = frozenset()
+    exact_tests: bool = False

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from autoguard.placement.finiteness import derives_predicate, is_finiteness_question, literal_of
-from autoguard.placement.graph import Graph, Visit, is_inlined
+from autoguard.placement.graph import Graph, Visit
 from autoguard.placement.plan import Hold
 
 _TRUE_WHEN_FINITE = frozenset("is_finite eq lt le eq_to lt_to le_to".split())
@@ -49,8 +49,7 @@ def _add_hold(graph: Graph, answer: _Answer | None, holds: dict[int, Hold]) -> N
     if answer is None or answer.scalar is None:
         return
     place = graph.top_level.get(answer.scalar, graph.values[answer.scalar].place)
-    # Inside a loop or a branch there is no one answer for the whole step.
-    if place is not None and all(is_inlined(graph, place[0][: k + 2]) for k in range(0, len(place[0]), 2)):
+    if place is not None:
         holds[answer.scalar] = Hold(place, holds_when=not answer.finite)
 
 

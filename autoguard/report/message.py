@@ -172,17 +172,22 @@ def handled_too_often(function: str, number: int, row: int) -> str:
     return layout(f"{function}, call {number}: the program has held its own update back {row} times in a row.", facts)
 
 
+def what_chex_says(text: str) -> tuple[str, Location | None]:
+    """The message of a failed check without chex's wrapping and code pointers, and the line that chex names."""
+    said = re.sub(r"^\[Chex\] chexify assertion '(\w+)' failed: ", r"\1: ", text.split("(check failed at")[0])
+    said = said.replace("(`check` failed)", "").strip()
+    found = re.search(r"\s*\[failed at: (.+):(\d+)\]", said)
+    if found is None:
+        return said, None
+    file, line = found[1], int(found[2])
+    return said.replace(found[0], ""), Location(file, line, "", linecache.getline(file, line).strip())
+
+
 def assertion_message(
     function: str, number: int | None, text: str, location: Location | None, protected: Sequence[str]
 ) -> str:
     """The message of a chex or checkify check that failed inside a guarded function."""
-    # chex wraps its message in its name and in the stack of its caller; checkify appends code pointers of its own.
-    said = re.sub(r"^\[Chex\] chexify assertion '(\w+)' failed: ", r"\1: ", text.split("(check failed at")[0])
-    said = said.replace("(`check` failed)", "").strip()
-    if found := re.search(r"\s*\[failed at: (.+):(\d+)\]", said):
-        said = said.replace(found[0], "")
-        location = Location(found[1], int(found[2]), "", linecache.getline(found[1], int(found[2])).strip())
-    first, *more = [line.rstrip() for line in said.splitlines() if line.strip()] or ["a check failed"]
+    first, *more = [line.rstrip() for line in text.splitlines() if line.strip()] or ["a check failed"]
     facts = [("", line) for line in more]
     if location is not None:
         facts.append(("at", _at(location)))

@@ -189,6 +189,11 @@ class PlainConvention:
         return frozenset(i for i, x in enumerate(flat) if is_key(x))
 
 
+def placement_of(jit_keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """The keywords of jit that say which arguments are static and which are donated."""
+    return {name: value for name, value in jit_keywords.items() if name.startswith(("static_", "donate_"))}
+
+
 def sorted_items(static: Mapping[Token, Any]) -> list[tuple[Token, Any]]:
     """Static values in an order that does not depend on how the call was written."""
     return sorted(static.items(), key=lambda item: str(item[0]))

@@ -46,7 +46,7 @@ def enforce(now: Signature, recorded: Signature, dynamic: Dynamic = None) -> Non
     breaking = [difference for difference in differences if difference.breaking]
     if not breaking:
         return
-    error = SignatureError(signature_message(breaking, now, recorded), diff=differences)
+    error = SignatureError(signature_message(breaking, now, recorded, dynamic), diff=differences)
     try:
         _assert_with_chex(breaking[:_SHOWN_TO_CHEX], now, recorded, dynamic)
     except AssertionError as failure:

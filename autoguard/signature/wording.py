@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from autoguard.signature.difference import MISSING, Difference
+from autoguard.signature.dynamic import Dynamic
 from autoguard.signature.paths import argument_of
 from autoguard.signature.signature import Leaf, Signature, long_dtype
 
@@ -11,13 +12,15 @@ _LONGEST_PATH = 48
 _PYTHON_TYPES = {"f": "float", "b": "float", "i": "int", "u": "int", "c": "complex"}
 
 
-def signature_message(breaking: Sequence[Difference], now: Signature, recorded: Signature) -> str:
+def signature_message(
+    breaking: Sequence[Difference], now: Signature, recorded: Signature, dynamic: Dynamic = None
+) -> str:
     """The text of a `SignatureError`."""
     places = "1 place" if len(breaking) == 1 else f"{len(breaking)} places"
     lines = [f"{now.function}, call signature differs from the recorded one in {places}.", ""]
     rows = difference_rows(breaking)
     allow = 'use signature="record" if calls may differ'
-    return "\n".join([*lines, *align([*rows, ("next", (advice(breaking, now, recorded, allow),))])])
+    return "\n".join([*lines, *align([*rows, ("next", (advice(breaking, now, recorded, allow, dynamic),))])])
 
 
 def difference_rows(
@@ -46,7 +49,9 @@ def align(rows: Sequence[tuple[str, tuple[str, ...]]]) -> list[str]:
     return lines
 
 
-def advice(differences: Sequence[Difference], now: Signature, recorded: Signature, allow: str) -> str:
+def advice(
+    differences: Sequence[Difference], now: Signature, recorded: Signature, allow: str, dynamic: Dynamic = None
+) -> str:
     """What to do about the first difference, and about the others of its cause.
 
     Args:
@@ -54,11 +59,12 @@ def advice(differences: Sequence[Difference], now: Signature, recorded: Signatur
         now: the signature of the call.
         recorded: the signature that it is compared with.
         allow: what to write to have such calls accepted, in the imperative.
+        dynamic: what is declared already.
     """
     cause = differences[0].cause
     alike = [difference for difference in differences if difference.cause == cause]
     if cause == "shape":
-        return _shape_advice(alike, allow)
+        return _shape_advice(alike, allow, dynamic)
     here, before = ({leaf.path: leaf for leaf in signature.leaves} for signature in (now, recorded))
     first = alike[0]
     if cause == "structure":
@@ -84,12 +90,12 @@ def names_of(differences: Sequence[Difference]) -> str:
     return f"{', '.join(paths[:2])} and {len(paths) - 2} more"
 
 
-def _shape_advice(alike: Sequence[Difference], allow: str) -> str:
+def _shape_advice(alike: Sequence[Difference], allow: str, dynamic: Dynamic) -> str:
     same_rank = [difference for difference in alike if difference.axes]
     if not same_rank:
         first = alike[0]
         return f"give {names_of(alike)} the rank it had: {first.recorded}, or {allow}"
-    freed: dict[str, set[int]] = {}
+    freed = {name: {axes} if isinstance(axes, int) else set(axes) for name, axes in (dynamic or {}).items()}
     for difference in same_rank:
         freed.setdefault(argument_of(difference.path), set()).update(difference.axes)
     entries = [f'"{name}": {_axes_text(axes)}' for name, axes in freed.items()]

@@ -35,6 +35,7 @@ class TraceRecord:
         dynamic: which axes may differ.
         max_traces: traces for one combination of static values and one dynamic variant; None for any number.
         max_variants: the number of such combinations and variants.
+        continues: another record of the same function, under other options: what it has recorded holds here too.
         on_violation: called with the error instead of raising it; the trace then goes on, uncounted.
     """
 
@@ -47,6 +48,7 @@ class TraceRecord:
         max_traces: int | None = 2,
         max_variants: int = 8,
         on_violation: Callable[[AutoguardError], object] | None = None,
+        continues: "TraceRecord | None" = None,
     ) -> None:
         self._function = function
         self._mode = signature
@@ -54,8 +56,8 @@ class TraceRecord:
         self._max_traces = max_traces
         self._max_variants = max_variants
         self._on_violation = on_violation
-        self._lock = threading.Lock()
-        self._closed: list[ClosedTrace] = []
+        self._lock = threading.Lock() if continues is None else continues._lock
+        self._closed: list[ClosedTrace] = [] if continues is None else continues._closed
 
     def open(
         self,

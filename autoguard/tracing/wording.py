@@ -43,7 +43,7 @@ def variants_message(signature: Signature, explanation: Explanation, spent: Sequ
     allow = f"autoguard.config.update(max_variants={2 * existing})"
     first = explanation.changed[0]
     alike = [difference for difference in explanation.changed if difference.cause == first.cause]
-    if first.cause == "static":
+    if first.cause == "static" and first.detail != LOOK_ALIKE:
         todo = f"pass {names_of(alike)} as an array, or call {allow}"
     elif first.cause == "shape":
         todo = f"pad {names_of(alike)} to fewer sizes, or call {allow}"

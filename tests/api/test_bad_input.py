@@ -179,7 +179,10 @@ def test_dynamic_that_names_no_argument(keywords, message):
             {"state": {"x": "out['a']"}},
             "state['x']=\"out['a']\": that output differs from the argument in structure, shape or dtype.",
         ),
-        ({"allow_nonfinite": "metrics"}, "allow_nonfinite='metrics' fits no output; the outputs are out['a'], out['b']."),
+        (
+            {"allow_nonfinite": "metrics"},
+            "allow_nonfinite='metrics' fits no output; the outputs are out['a'], out['b'].",
+        ),
         (
             {"allow_nonfinite": ("out/a", "out/c")},
             "allow_nonfinite='out/c' fits no output; the outputs are out['a'], out['b'].",

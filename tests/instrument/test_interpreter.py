@@ -40,14 +40,24 @@ class Everything:
         return before + now
 
 
+class Unseen(Everything):
+    """Enters every program, and adds nothing to it that could be taken for a part of it."""
+
+    def look(self, path, position, eqn, ins, outs):
+        return None
+
+    def first(self, before, now, path, iteration):
+        return before
+
+
 class Iterations(Everything):
-    """Remembers the iteration in which a value was first above two."""
+    """Remembers the iteration in which a loop's body first made a value above two."""
 
     counts_iterations = True
 
     def look(self, path, position, eqn, ins, outs):
         floating = [o for o in outs if jnp.issubdtype(jnp.asarray(o).dtype, jnp.floating)]
-        if not path or not floating:
+        if len(path) < 2 or eqn is None or not floating:
             return None
         return jnp.array([jnp.max(jnp.asarray(floating[0])) > 2, 0], jnp.int32)
 
@@ -76,7 +86,7 @@ def run(fun, *args, monitor=None):
 def again(fun, *args):
     """The jaxpr of the program as the interpreter evaluates it, entered everywhere."""
     closed = jax.make_jaxpr(fun)(*args)
-    return jax.make_jaxpr(lambda *flat: Interpreter(Everything()).run(closed, flat)[0])(*jax.tree.leaves(args))
+    return jax.make_jaxpr(lambda *flat: Interpreter(Unseen()).run(closed, flat)[0])(*jax.tree.leaves(args))
 
 
 def rerun(fun, *args):
@@ -128,10 +138,12 @@ PARTS = {
 def test_same_results(name):
     got, count = run(PARTS[name], X)
     assert_close(got, jax.jit(PARTS[name])(X))
-    assert count > 0 or name == "outputs_of_every_kind"
+    assert count > 0 or name == "while_under_vmap"  # which is not entered
 
 
-@pytest.mark.parametrize("name", ["transformer_block", "optax_adam", "connectionist_temporal_classification", "implicit_fixed_point"])
+@pytest.mark.parametrize(
+    "name", ["transformer_block", "optax_adam", "connectionist_temporal_classification", "implicit_fixed_point"]
+)
 def test_same_results_of_real_programs(name):
     fun, args, _ = PROGRAMS[name].make()
     got, _ = run(fun, *args)
@@ -165,7 +177,10 @@ def test_source_lines_and_scopes_are_kept():
 def test_transforms_are_kept():
     fun = jax.grad(lambda x: jax.jit(lambda x: jnp.sin(x) ** 3)(x).sum())
     before, after = rerun(fun, X)
-    kinds = lambda closed: sorted((v.name, v.transforms[-1:]) for v in visits(closed) if "transpose" in v.transforms)
+
+    def kinds(closed):
+        return sorted((v.name, v.transforms[-1:]) for v in visits(closed) if "transpose" in v.transforms)
+
     assert kinds(before)
     assert kinds(before) == kinds(after)
 
@@ -192,13 +207,19 @@ def test_rematerialised_blocks_stay_blocks():
     # Rebuilt with jax.checkpoint a differentiated block would lose its barrier, and the memory that it saves.
     fun = jax.grad(lambda x: jax.checkpoint(lambda x: jnp.sin(jnp.exp(x)))(x).sum())
     before, after = rerun(fun, X)
-    blocks = lambda closed: [e for e in equations(closed) if e.primitive.name in ("remat2", "checkpoint")]
+
+    def blocks(closed):
+        return [e for e in equations(closed) if e.primitive.name in ("remat2", "checkpoint")]
+
     assert blocks(before)
     assert len(blocks(before)) == len(blocks(after))
     for old, new in zip(blocks(before), blocks(after), strict=True):
         assert old.params["differentiated"] == new.params["differentiated"]
         assert old.params["policy"] == new.params["policy"]
-    text = lambda f: jax.jit(f).lower(X).as_text()
+
+    def text(f):
+        return jax.jit(f).lower(X).as_text()
+
     closed = jax.make_jaxpr(fun)(X)
     assert ("optimization_barrier" in text(fun)) == (
         "optimization_barrier" in text(lambda x: Interpreter(Everything()).run(closed, [x])[0])
@@ -222,7 +243,7 @@ def test_effects_happen_once_and_in_order():
     def fun(x):
         jax.experimental.io_callback(lambda: calls.append("first"), None, ordered=True)
         x = lax.cond(x[0] > 0, lambda x: x * 2, lambda x: x, x)
-        jax.debug.callback(lambda: calls.append("second"), ordered=True)
+        jax.experimental.io_callback(lambda: calls.append("second"), None, ordered=True)
         return jax.jit(jnp.sin)(x)
 
     run(fun, X)
@@ -252,7 +273,7 @@ def test_a_program_without_anything_to_look_at_is_bound_as_it_is():
         (lambda x: lax.scan(lambda h, x: (h + x, None), 0.0, x)[0], 2),
         (lambda x: lax.scan(lambda h, x: (h + x, None), 0.0, x, reverse=True)[0], 0),
         (lambda x: lax.while_loop(lambda h: h < 8.0, lambda h: h * 1.9, x[0]), 1),
-        (lambda x: lax.fori_loop(0, 9, lambda i, h: h + 0.5, x[0]), 3),
+        (lambda x: lax.fori_loop(0, 9, lambda i, h: h + 0.5, x[0]), 2),
     ],
     ids=["scan", "backwards scan", "while", "fori_loop"],
 )
@@ -267,6 +288,8 @@ def test_order_of_findings():
             assert all(f is None or f.shape == () for f in findings)
             return super().join(path, findings)
 
-    _, count = run(lambda x: jnp.sin(jnp.cos(x)) + lax.cond(x[0] > 0, lambda x: x * x * x, jnp.sin, x), X, monitor=Order())
+    _, count = run(
+        lambda x: jnp.sin(jnp.cos(x)) + lax.cond(x[0] > 0, lambda x: x * x * x, jnp.sin, x), X, monitor=Order()
+    )
     # gt, convert, cos, sin, add and the two products of the branch that runs.
     assert count >= 6

@@ -58,7 +58,9 @@ def test_silent_and_the_same_as_plain_jit(name, silence):
     assert (guarded.checks.tested > 0) == (name != "no_gradient_at_all")
 
 
-@pytest.mark.parametrize("name", ["masked_attention", "convolution_and_max_pooling", "optax_adam", "dynamic_loss_scale"])
+@pytest.mark.parametrize(
+    "name", ["masked_attention", "convolution_and_max_pooling", "optax_adam", "dynamic_loss_scale"]
+)
 @pytest.mark.parametrize("options", [{"protect": "all"}, {"checks": "all"}, {"on_failure": "skip"}], ids=str)
 def test_silent_under_other_options(name, options, silence):
     fun, args, keywords = PROGRAMS[name].make()
@@ -92,7 +94,9 @@ def test_long_training(silence):
 
 def test_plateau_schedule_while_the_rate_falls(silence):
     step, (params, state, x, y), keywords = PROGRAMS["optax_reduces_on_plateau"].make()
-    guarded = train(step, (params, state), [(x, y * 0 + k % 2) for k in range(8)], signature="off", max_traces=None, **keywords)
+    guarded = train(
+        step, (params, state), [(x, y * 0 + k % 2) for k in range(8)], signature="off", max_traces=None, **keywords
+    )
     assert guarded.checks.legal == ("state[1].best_value",)
 
 
@@ -123,8 +127,8 @@ def test_nan_in_a_metric_is_told_once_and_counted():
 
 
 def test_nothing_is_judged_without_gradients():
-    guarded = autoguard.jit(lambda x: jnp.log(x))
+    guarded = autoguard.jit(jnp.log)
     assert np.isneginf(guarded(jnp.zeros(2))).all()
     assert "nothing is judged" in str(guarded.checks)
     with pytest.raises(autoguard.NonFiniteError, match="`log`"):
-        autoguard.jit(lambda x: jnp.log(x), checks="outputs")(jnp.zeros(2))
+        autoguard.jit(jnp.log, checks="outputs")(jnp.zeros(2))

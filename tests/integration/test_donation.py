@@ -217,7 +217,9 @@ def test_average_that_looks_like_the_parameters(logged):
     assert logged() == []
 
 
-@pytest.mark.parametrize("make", [lambda: optax.sgd(0.1, momentum=0.9), lambda: optax.sm3(0.1), lambda: optax.lion(0.1)])
+@pytest.mark.parametrize(
+    "make", [lambda: optax.sgd(0.1, momentum=0.9), lambda: optax.sm3(0.1), lambda: optax.lion(0.1)]
+)
 def test_momentum_that_looks_like_the_parameters(make, logged):
     step, params, state = training(make())
     before = bits((params, state))

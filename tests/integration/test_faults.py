@@ -67,7 +67,7 @@ def network(activations):
 
 @fault("log", FORWARD, "NaN", reason="loss", module=("network", "layer1"), source="jnp.log(h)")
 def nan_in_the_second_layer():
-    return network([jnp.tanh, lambda h: jnp.log(h), jnp.tanh])  # <- here
+    return network([jnp.tanh, lambda h: jnp.log(h) + 0, jnp.tanh])  # <- here
 
 
 @fault("exp", FORWARD, "+Inf", module=("network", "layer2"), source="jnp.exp(h * 1000)")
@@ -229,7 +229,7 @@ def rematerialised_layers_in_a_scan():
 @fault("log", FORWARD, "-Inf", source="jnp.log(x)")
 def branch_that_is_taken():
     def loss(x, p):
-        return lax.cond(p, lambda x: jnp.log(x), lambda x: x, x).sum()  # <- here
+        return lax.cond(p, lambda x: jnp.log(x) * 2, lambda x: x, x).sum()  # <- here
 
     return jax.value_and_grad(loss), (jnp.array([0.0, 1.0]), jnp.array(True))
 
@@ -352,7 +352,11 @@ def cotangent_that_overflows():
 def gradient_inside_a_while_loop():
     def minimise(w):
         slope = jax.grad(lambda w: jnp.where(w > 0, jnp.sqrt(w), 0.0))  # <- here
-        advance = lambda s: (s[0] + 1, s[1] - 1.0 + 0.0 * jnp.tanh(slope(s[1])))
+
+        def advance(state):
+            count, w = state
+            return count + 1, w - 1.0 + 0.0 * jnp.tanh(slope(w))
+
         return lax.while_loop(lambda s: s[0] < 5, advance, (0, w))
 
     # 3, 2, 1, 0: the fourth iteration.

@@ -61,11 +61,17 @@ OVERFLOWS = {
     "gradient_only": (step_of(lambda w, x: ((w * x) * 1e-30 * 1e30 * 1e30).sum(), 1e-20), (W * 1e-30, f32(1e20, 1, 1))),
     "exponential": (step_of(lambda w, a: jnp.exp(w * a).mean()), (W, f32(60.0))),
     "dot": (step_of(lambda w, x: (x @ w).sum()), (W, jnp.full((4, 3), 2e38))),
-    "dot_of_gradients": (step_of(lambda w, x: ((x @ w) * 1e10).sum() * 1e15, 1e-10), (W * 1e-30, jnp.full((4, 3), 1e18))),
+    "dot_of_gradients": (
+        step_of(lambda w, x: ((x @ w) * 1e10).sum() * 1e15, 1e-10),
+        (W * 1e-30, jnp.full((4, 3), 1e18)),
+    ),
     "half_sum": (step_of(lambda w: jnp.sum(jnp.tile(w, 30000))), (jnp.full(3, 1, jnp.float16),)),
     "half_mean": (step_of(lambda w: jnp.mean(jnp.tile(w, 30000)) * 2), (jnp.full(3, 40000, jnp.float16),)),
     "half_product": (step_of(lambda w: (w * w).sum()), (jnp.full(3, 300, jnp.float16),)),
-    "half_gradient": (step_of(lambda w, x: ((w * x) * 300).sum() * 300, 1e-4), (jnp.full(3, 1e-4, jnp.float16), f32(1).astype(jnp.float16))),
+    "half_gradient": (
+        step_of(lambda w, x: ((w * x) * 300).sum() * 300, 1e-4),
+        (jnp.full(3, 1e-4, jnp.float16), f32(1).astype(jnp.float16)),
+    ),
     "conversion_of_the_gradient": (
         step_of(lambda w: (w.astype(jnp.float32) * 1e5).sum() * 1e-5 * 1e5, 0.0),
         (jnp.full(3, 0.5, jnp.float16),),

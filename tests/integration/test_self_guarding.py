@@ -147,7 +147,7 @@ def test_whole_step_inside_a_jit():
         value, gradient = slope(w, x)
         return where(finite(gradient), moved(w, gradient), w), value
 
-    guarded = autoguard.jit(lambda w, x: jax.jit(step)(w, x))
+    guarded = autoguard.jit(jax.jit(step))
     guarded(tree(), BAD)
     assert guarded.handled == 1
 

@@ -35,9 +35,7 @@ def test_the_last_partial_batch():
 def test_the_last_partial_batch_in_several_arguments():
     now = {"x": jnp.ones((31, 8)), "y": jnp.ones(31)}
     recorded = {"x": jnp.ones((32, 8)), "y": jnp.ones(32)}
-    assert lines(now, recorded)[-1] == (
-        '  next   drop or pad the last batch, or declare dynamic={"x": 0, "y": 0}'
-    )
+    assert lines(now, recorded)[-1] == ('  next   drop or pad the last batch, or declare dynamic={"x": 0, "y": 0}')
 
 
 def test_another_axis():
@@ -145,10 +143,7 @@ def test_extra_leaves():
     assert lines({"batch": extra}, {"batch": BATCH})[2:] == [
         "  batch['w']   now f32[]             recorded missing",
         "  batch['z']   now dict, 2 leaves    recorded missing",
-        (
-            "  next         leave out batch['w'] and batch['z'], "
-            'or use signature="record" if calls may differ'
-        ),
+        ("  next         leave out batch['w'] and batch['z'], or use signature=\"record\" if calls may differ"),
     ]
 
 

@@ -65,10 +65,7 @@ def test_weak_type_of_a_python_scalar():
     assert lines(first, second, seconds=[0.002], max_traces=1) == [
         "train_step would be traced a 2nd time; its budget is 1.",
         "",
-        (
-            "  lr      now f32[]    before f32[] weak    a JAX array, before a Python scalar"
-            " (trace 1, train.py:88)"
-        ),
+        ("  lr      now f32[]    before f32[] weak    a JAX array, before a Python scalar (trace 1, train.py:88)"),
         "  spent   1 trace, 2 ms of tracing",
         '  next    pass an array in every call: jnp.asarray(lr, dtype="float32")',
     ]
@@ -141,10 +138,7 @@ def test_a_static_function_made_anew():
     assert lines(state(), state(), state()) == [
         "train_step would be traced a 3rd time; its budget is 2.",
         "",
-        (
-            f"  state.tx   now {text}    before {text}    another object that prints alike"
-            " (trace 1, train.py:88)"
-        ),
+        (f"  state.tx   now {text}    before {text}    another object that prints alike (trace 1, train.py:88)"),
         "  spent      2 traces, 9.7 s of tracing",
         "  next       make state.tx once, before the loop, and pass the same object in every call",
     ]
@@ -199,9 +193,7 @@ def test_a_caller_that_is_not_known():
         record.open(signature_of(x=jnp.float32(1)))
 
 
-@pytest.mark.parametrize(
-    ("spent", "text"), [(0, "1st"), (1, "2nd"), (10, "11th"), (20, "21st"), (110, "111th")]
-)
+@pytest.mark.parametrize(("spent", "text"), [(0, "1st"), (1, "2nd"), (10, "11th"), (20, "21st"), (110, "111th")])
 def test_ordinals(spent, text):
     from autoguard.tracing.wording import ordinal
 

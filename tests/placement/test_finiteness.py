@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 from jax import lax
 
-from autoguard.placement.finiteness import MOVES, OBSERVES, STOPS, is_finiteness_question, is_infinite_constant, reaction
+from autoguard.placement.finiteness import (
+    MOVES,
+    OBSERVES,
+    STOPS,
+    is_finiteness_question,
+    is_infinite_constant,
+    reaction,
+)
 from tests.placement.programs import graph_of, named, the
 
 X = jnp.array([[0.5, 2.0, 3.0], [-1.0, 0.25, 4.0]])
@@ -29,25 +36,25 @@ PASSING = {
     "copy": jnp.copy,
     "cos": jnp.cos,
     "cosh": jnp.cosh,
-    "cumprod": lambda x: lax.cumprod(x),
-    "cumsum": lambda x: lax.cumsum(x),
+    "cumprod": lax.cumprod,
+    "cumsum": lax.cumsum,
     "div": lambda x: x / 3,
     "dot_general": lambda x: x @ jnp.ones((3, 4)),
     "dynamic_update_slice": lambda x: lax.dynamic_update_slice(jnp.zeros((4, 4)), x, (1, 1)),
-    "fft": lambda x: jnp.fft.fft(x),
+    "fft": jnp.fft.fft,
     "floor": lax.floor,
     "integer_pow": lambda x: lax.integer_pow(x, 3),
     "log": jnp.log,
     "log1p": jnp.log1p,
     "mul": lambda x: x * 0.5,
     "neg": lambda x: -x,
-    "optimization_barrier": lambda x: lax.optimization_barrier(x),
+    "optimization_barrier": lax.optimization_barrier,
     "pad": lambda x: lax.pad(x, 0.0, ((1, 0, 1), (0, 2, 0))),
     "reduce_precision": lambda x: lax.reduce_precision(x, 5, 10),
-    "reduce_prod": lambda x: jnp.prod(x),
+    "reduce_prod": jnp.prod,
     "reduce_sum": lambda x: x.sum(0),
     "reshape": lambda x: x.reshape(6),
-    "rev": lambda x: jnp.flip(x),
+    "rev": jnp.flip,
     "round": lax.round,
     "scatter-add": lambda x: x.at[0].add(1.0),
     "sin": jnp.sin,
@@ -65,13 +72,13 @@ INDEX = jnp.array([0])
 
 # Operands whose NaN or Inf may not be in the result any more, or is thrown away by what follows.
 STOPPING = {
-    "argmax": (lambda x: jnp.argmax(x), 0),
+    "argmax": (jnp.argmax, 0),
     "atan2": (lambda x: lax.atan2(x, x), 0),
     "cholesky": (lambda x: lax.linalg.cholesky(x @ x.T, symmetrize_input=False), 0),
     "clamp": (lambda x: lax.clamp(0.0, x, 1.0), 1),
     "conv_general_dilated": (lambda x: lax.conv_general_dilated(x[None, None], x[None, None], (2, 2), "SAME"), 0),
     "convert_element_type": (lambda x: x.astype(jnp.int32), 0),
-    "cummax": (lambda x: lax.cummax(x), 0),
+    "cummax": (lax.cummax, 0),
     "div": (lambda x: 1 / x, 1),
     "dynamic_slice": (lambda x: lax.dynamic_slice(x, (0, 0), (1, 1)), 0),
     "erf": (lax.erf, 0),
@@ -91,7 +98,7 @@ STOPPING = {
     "rsqrt": (lax.rsqrt, 0),
     "sign": (jnp.sign, 0),
     "slice": (lambda x: lax.slice(x, (0, 0), (1, 3)), 0),
-    "sort": (lambda x: lax.sort(x), 0),
+    "sort": (lax.sort, 0),
     "tanh": (jnp.tanh, 0),
 }
 
@@ -124,7 +131,12 @@ def test_where_it_may_be_lost(name):
 
 
 def test_in_doubt_it_stops():
-    for fun in (lambda x: jnp.linalg.qr(x), lambda x: lax.top_k(x, 1), lambda x: jax.nn.relu(x), lambda x: lax.cumlogsumexp(x)):
+    for fun in (
+        jnp.linalg.qr,
+        lambda x: lax.top_k(x, 1),
+        jax.nn.relu,
+        lax.cumlogsumexp,
+    ):
         graph = graph_of(fun, X)
         assert any(reaction(graph, visit, 0) is STOPS for visit in graph.visits if visit.ins)
 
@@ -141,7 +153,7 @@ def test_narrow_formats_lose_infinity():
 
 
 def test_masks_move_to_what_is_left():
-    graph = graph_of(lambda m, x, y: jnp.where(m, x, y), X > 0, X, X)
+    graph = graph_of(jnp.where, X > 0, X, X)
     select = the(graph, "select_n")
     assert [reaction(graph, select, k) for k in (1, 2)] == [MOVES, MOVES]
 

@@ -50,11 +50,7 @@ def imported_names(node: ast.AST) -> Iterator[str]:
 
 def imports(module: str) -> list[tuple[int, str]]:
     """Every `(line, dotted name)` that a module imports, at any depth."""
-    return [
-        (getattr(node, "lineno", 0), name)
-        for node in ast.walk(parse(module))
-        for name in imported_names(node)
-    ]
+    return [(getattr(node, "lineno", 0), name) for node in ast.walk(parse(module)) for name in imported_names(node)]
 
 
 def offending(module: str, packages: tuple[str, ...]) -> list[str]:

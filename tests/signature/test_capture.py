@@ -47,9 +47,7 @@ class OddAux(WithoutKeys):
     """Its static data is an array: unhashable, and its equality raises."""
 
 
-jax.tree_util.register_pytree_node(
-    OddAux, lambda odd: (odd.parts, np.zeros(3)), lambda _, parts: OddAux(*parts)
-)
+jax.tree_util.register_pytree_node(OddAux, lambda odd: (odd.parts, np.zeros(3)), lambda _, parts: OddAux(*parts))
 
 
 def paths(signature):
@@ -185,9 +183,7 @@ def test_every_container_is_recorded_with_its_type():
 
 def test_static_fields_are_named_where_their_names_are_sure():
     state = train_state.TrainState.create(apply_fn=len, params={"w": jnp.ones(2)}, tx=Adam)
-    signature = signature_of(
-        state=state, one=OneStaticField(jnp.ones(2), "m"), two=TwoStaticFields(1.0, "a", "b")
-    )
+    signature = signature_of(state=state, one=OneStaticField(jnp.ones(2), "m"), two=TwoStaticFields(1.0, "a", "b"))
     assert [(path, text) for path, text in signature.metadata if "tx" not in path] == [
         ("state.apply_fn", "<builtins.len>"),
         ("one.mode", "'m'"),

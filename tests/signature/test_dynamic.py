@@ -107,8 +107,6 @@ def test_an_entry_that_frees_nothing_is_found_at_the_first_call():
     for unused in ({"batch/z": 0}, {"batch": 2}, {"batch/n": 0}):
         with pytest.raises(ConfigError, match=r"frees no axis of train_step"):
             check_entries_used(unused, signature)
-    message = (
-        "dynamic={'batch/z': 0} frees no axis of train_step; there are: batch/n f32[], batch/x f32[4,3]."
-    )
+    message = "dynamic={'batch/z': 0} frees no axis of train_step; there are: batch/n f32[], batch/x f32[4,3]."
     with pytest.raises(ConfigError, match=re.escape(message)):
         check_entries_used({"batch/z": 0}, signature)

@@ -68,17 +68,13 @@ def one_step_away(tree):
     others = [st.just(tree), st.just(jax.tree.map(lambda leaf: leaf, tree))]
     if flat:
         places = st.integers(0, len(flat) - 1)
-        others.append(
-            st.builds(lambda i, leaf: structure.unflatten([*flat[:i], leaf, *flat[i + 1 :]]), places, leaves)
-        )
+        others.append(st.builds(lambda i, leaf: structure.unflatten([*flat[:i], leaf, *flat[i + 1 :]]), places, leaves))
     if isinstance(tree, dict):
         others.append(st.permutations(list(tree.items())).map(type_of_dict(tree)))
     if isinstance(tree, (list, tuple)) and not hasattr(tree, "_fields"):
         others += [st.just(list(tree)), st.just(tuple(tree))]
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        others.append(
-            st.sampled_from([Two, AlsoTwo, TwoAgain, lambda a, b: (a, b)]).map(lambda cls: cls(*tree))
-        )
+        others.append(st.sampled_from([Two, AlsoTwo, TwoAgain, lambda a, b: (a, b)]).map(lambda cls: cls(*tree)))
     return st.one_of(others)
 
 
@@ -88,9 +84,7 @@ def type_of_dict(tree):
     return type(tree)
 
 
-pairs = st.one_of(
-    st.tuples(trees, trees), trees.flatmap(lambda tree: st.tuples(st.just(tree), one_step_away(tree)))
-)
+pairs = st.one_of(st.tuples(trees, trees), trees.flatmap(lambda tree: st.tuples(st.just(tree), one_step_away(tree))))
 
 
 def record_both(first, second) -> tuple[Signature, Signature, bool]:
@@ -140,9 +134,7 @@ def test_a_signature_equals_that_of_the_same_call(tree):
     assert diff(first, second) == ()
 
 
-@pytest.mark.parametrize(
-    "second", [lambda f: f(1.0, y=2.0), lambda f: f(x=1.0, y=2.0), lambda f: f(y=2.0, x=1.0)]
-)
+@pytest.mark.parametrize("second", [lambda f: f(1.0, y=2.0), lambda f: f(x=1.0, y=2.0), lambda f: f(y=2.0, x=1.0)])
 def test_keyword_and_position_are_two_traces_and_their_order_is_not(second):
     signatures = []
 

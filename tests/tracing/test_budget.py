@@ -271,9 +271,7 @@ def test_every_cause():
 def test_the_first_of_several_causes_is_named():
     record = TraceRecord("step", signature="record")
     trace(record, signature_of(x=STRONG, y=jnp.ones(2), n=jnp.ones(2)))
-    again = trace(
-        record, signature_of(x=PLAIN, y=jnp.ones(3), n=jnp.ones(2, jnp.int32)), context=1, extra_key=1
-    )
+    again = trace(record, signature_of(x=PLAIN, y=jnp.ones(3), n=jnp.ones(2, jnp.int32)), context=1, extra_key=1)
     assert again.cause == "shape"
     assert [d.cause for d in again.changed] == ["shape", "dtype", "weak_type", "placement", "context"]
 

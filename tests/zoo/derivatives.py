@@ -50,7 +50,9 @@ def reverse_jacobian():
 @program
 def hessian_vector_product():
     def product(params, direction, x):
-        loss = lambda p: (network(p, x) ** 2).sum()
+        def loss(p):
+            return (network(p, x) ** 2).sum()
+
         return jax.jvp(jax.grad(loss), (params,), (direction,))
 
     return product, (network_parameters(), network_parameters(), uniform(3, 2))
@@ -59,7 +61,9 @@ def hessian_vector_product():
 @program
 def newton_step():
     def step(w, x, y):
-        loss = lambda w: ((jnp.sin(x @ w) - y) ** 2).mean()
+        def loss(w):
+            return ((jnp.sin(x @ w) - y) ** 2).mean()
+
         hessian = jax.hessian(loss)(w) + jnp.eye(3)
         return w - jnp.linalg.solve(hessian, jax.grad(loss)(w)), loss(w)
 
@@ -145,7 +149,9 @@ def clipped_cotangent():
 @program
 def implicit_fixed_point():
     def solve(w, b):
-        step = lambda y: jnp.tanh(0.5 * w @ y + b)
+        def step(y):
+            return jnp.tanh(0.5 * w @ y + b)
+
         return lax.custom_root(
             lambda y: step(y) - y,
             b,
@@ -153,7 +159,10 @@ def implicit_fixed_point():
             lambda g, y: jnp.linalg.solve(jax.jacobian(g)(y), y),
         )
 
-    return jax.value_and_grad(lambda w, b: (solve(w, b) ** 2).sum(), (0, 1)), (normal(3, 3, scale=0.3), normal(3, seed=1))
+    return jax.value_and_grad(lambda w, b: (solve(w, b) ** 2).sum(), (0, 1)), (
+        normal(3, 3, scale=0.3),
+        normal(3, seed=1),
+    )
 
 
 @program

@@ -47,7 +47,7 @@ def safe_norm_at_zero():
 @program
 def guard_by_cond():
     def loss(x):
-        return lax.cond(x > 0, lambda x: jnp.sqrt(x), lambda x: jnp.zeros_like(x), x)
+        return lax.cond(x > 0, jnp.sqrt, jnp.zeros_like, x)
 
     return jax.value_and_grad(loss), (jnp.float32(0.0),)
 
@@ -78,7 +78,7 @@ def vmapped_forward_guard_by_cond():
 @program
 def switch_with_a_bad_branch_not_taken():
     def loss(x, kind):
-        branches = [lambda x: x**2, lambda x: jnp.log(x - 5), lambda x: jnp.sin(x)]
+        branches = [lambda x: x**2, lambda x: jnp.log(x - 5), jnp.sin]
         return lax.switch(kind, branches, x).sum()
 
     return jax.value_and_grad(loss), (jnp.array([1.0, 2.0]), jnp.int32(2))
@@ -210,7 +210,9 @@ def best_parameters_that_are_not_known_yet():
         def step(carry, x):
             w, best = carry
             value, gradient = jax.value_and_grad(lambda w: ((x * w) ** 2).sum())(w)
-            best = jax.tree.map(lambda new, old: jnp.where(value < best["value"], new, old), {"value": value, "w": w}, best)
+            best = jax.tree.map(
+                lambda new, old: jnp.where(value < best["value"], new, old), {"value": value, "w": w}, best
+            )
             return (descend(w, gradient), best), value
 
         (w, best), values = lax.scan(step, (w, best), xs)

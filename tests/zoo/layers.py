@@ -1,5 +1,7 @@
 """The layers of which models are made."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +15,7 @@ def dense(x, layer):
 
 
 def dense_parameters(*sizes, seed=0):
-    pairs = zip(sizes[:-1], sizes[1:], strict=True)
+    pairs = itertools.pairwise(sizes)
     return [{"w": normal(m, n, seed=seed + k, scale=m**-0.5), "b": jnp.zeros(n)} for k, (m, n) in enumerate(pairs)]
 
 

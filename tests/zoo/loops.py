@@ -197,7 +197,9 @@ def vmapped_while_loop():
 @program
 def associative_scan():
     def loss(a, b):
-        combine = lambda left, right: (left[0] * right[0], left[1] * right[0] + right[1])
+        def combine(left, right):
+            return (left[0] * right[0], left[1] * right[0] + right[1])
+
         return lax.associative_scan(combine, (jax.nn.sigmoid(a), b))[1].sum()
 
     return jax.value_and_grad(loss, (0, 1)), (normal(5, 2), normal(5, 2, seed=1))

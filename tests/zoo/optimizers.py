@@ -27,7 +27,7 @@ def batch():
 def make_step(optimizer, **extra):
     def step(params, state, x, y):
         value, gradients = jax.value_and_grad(loss)(params, x, y)
-        more = {name: value for name in extra}
+        more = dict.fromkeys(extra, value)
         updates, state = optimizer.update(gradients, state, params, **more)
         return optax.apply_updates(params, updates), state, value
 
@@ -42,7 +42,7 @@ def made(optimizer, **extra):
 
 OPTIMIZERS = {
     "adabelief": lambda: optax.adabelief(RATE),
-    "adafactor": lambda: optax.adafactor(),
+    "adafactor": optax.adafactor,
     "adagrad": lambda: optax.adagrad(RATE),
     "adam": lambda: optax.adam(RATE),
     "adamw_with_schedule_and_clip": lambda: optax.chain(
@@ -106,9 +106,7 @@ def optax_lbfgs_with_line_search():
     def step(params, state, x, y):
         function = functools.partial(loss, x=x, y=y)
         value, gradients = jax.value_and_grad(function)(params)
-        updates, state = optimizer.update(
-            gradients, state, params, value=value, grad=gradients, value_fn=function
-        )
+        updates, state = optimizer.update(gradients, state, params, value=value, grad=gradients, value_fn=function)
         return optax.apply_updates(params, updates), state, value
 
     params = parameters()

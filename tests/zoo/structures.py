@@ -17,7 +17,7 @@ Pair = collections.namedtuple("Pair", "scale shift")
 def pytrees_of_every_kind():
     def step(params, batch):
         def loss(params):
-            pair, (extra, nothing), named = params
+            pair, (extra, _), named = params
             h = batch["x"] * pair.scale + pair.shift + extra + named["b"]["c"]
             return (h**2).mean()
 
@@ -35,7 +35,9 @@ def static_arguments_and_inner_jit():
         return x**power
 
     def step(w, x, power, scale):
-        loss = lambda w: scale * (raised(x @ w, power=power) + raised(w.sum(), power=2)).mean()
+        def loss(w):
+            return scale * (raised(x @ w, power=power) + raised(w.sum(), power=2)).mean()
+
         return jax.value_and_grad(loss)(w)
 
     return step, (normal(3), normal(4, 3, seed=1), 3, 0.5), {"static_argnums": 2}
@@ -68,7 +70,11 @@ def empty_arrays_and_integers():
         value, gradients = jax.value_and_grad(loss)(params)
         return descend(params, gradients), value, count + 1
 
-    return step, ({"w": normal(3), "none": jnp.zeros((0, 3))}, normal(2, 3, seed=1), jnp.int32(0)), {"donate_argnums": 0}
+    return (
+        step,
+        ({"w": normal(3), "none": jnp.zeros((0, 3))}, normal(2, 3, seed=1), jnp.int32(0)),
+        {"donate_argnums": 0},
+    )
 
 
 @program
