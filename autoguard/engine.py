@@ -155,12 +155,14 @@ class Engine:
         """Opens a trace in the record as soon as the signature is known, which is before the function's own code."""
         opened: list[Any] = []
 
-        def announce(signature: Signature, static: Hashable, extra: Hashable) -> None:
+        def announce(signature: Signature, static: Hashable, objects: Hashable) -> None:
             if self.record is None or compat.jit_is_disabled():
                 return
             context = (("configuration", compat.trace_context()), ("kind", kind), ("options", self.options))
             opened.append(
-                self.record.open(signature, static_key=static, context=context, extra_key=extra, where=calling_line())
+                self.record.open(
+                    signature, static_key=static, context=context, objects_key=objects, where=calling_line()
+                )
             )
 
         with self.convention.announcing(self.name, call, concrete, announce):

@@ -89,7 +89,7 @@ class Reaction:
             if row <= options.max_skips:
                 logger.warning("%s, call %d: skipped, not finite.", failure.program.function, failure.number)
                 return failure.outs
-        return deliver(failure.error(), failure.outs)
+        return deliver(failure.error(), failure.with_old_state())
 
 
 def _raise(error: Exception, outs: Any) -> Any:
@@ -125,6 +125,14 @@ class _Failure:
                 if is_gone(self.flat[arg]):
                     self.flat[arg] = leaves[out]
         self.lost = {i for i, leaf in enumerate(self.flat) if is_gone(leaf)}
+
+    def with_old_state(self) -> Any:
+        """The outputs with the old value of every state leaf that is still there in place of its new one."""
+        leaves, tree = jax.tree.flatten(self.outs)
+        for out, arg in (pair for pairs in self.program.pairing.pairs.values() for pair in pairs):
+            if arg not in self.lost:
+                leaves[out] = self.flat[arg]
+        return jax.tree.unflatten(tree, leaves)
 
     def error(self) -> NonFiniteError:
         program = self.program

@@ -17,6 +17,7 @@ _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _LIBRARIES = re.compile(
     r"[\\/](?:site|dist)-packages[\\/](jax|jaxlib|flax|optax|chex|orbax|wrapt|distrax|haiku|equinox)[\\/]"
 )
+_MACHINERY = re.compile(r"[\\/]flax[\\/]nnx[\\/](transforms|extract|graph|object|module)")
 _NOT_MODULES = re.compile(
     r"^(jit\(.*\)|jvp\(.*\)|transpose\(.*\)|rematted_computation|checkpoint|remat|while|body|cond)$"
 )
@@ -47,6 +48,7 @@ def _module(visit: Visit) -> tuple[str, ...]:
         return scopes
     for eqn in (visit.eqn, *reversed(visit.callers)):
         frames = compat.user_frames(eqn)
+        frames = [f for f in frames if not _MACHINERY.search(f.file)]
         calls = [f.function.removesuffix(".__call__") for f in frames if f.function.endswith(".__call__")]
         if calls:
             return tuple(name.rpartition(">.")[2] for name in reversed(calls))

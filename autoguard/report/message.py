@@ -125,7 +125,8 @@ def place(location: Location) -> str:
 
 def _state(report: FailureReport, protected: Sequence[str], gone: Sequence[str]) -> str:
     if gone:
-        why = 'the fault was born in the update; protect="all" would have kept it' if report.after else "it was donated"
+        donated = "it was donated" if len(gone) == 1 else "they were donated"
+        why = 'the fault was born in the update; protect="all" would have kept it' if report.after else donated
         return f"{_enumerated(gone)} gone: {why}"
     return _intact(protected)
 

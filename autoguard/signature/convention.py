@@ -14,7 +14,7 @@ from autoguard.signature.capture import bind_names, capture
 from autoguard.signature.pairing import Argument, Pairing, pair
 from autoguard.signature.signature import Signature
 
-# Called with a signature, the static values behind it, and whatever else JAX compares (nnx graph definitions).
+# Called with a signature, the static values behind it, and (path, object) pairs of what else JAX compares.
 Announce = Callable[[Signature, Hashable, Hashable], None]
 Token = int | str  # a positional argument by its index, a keyword argument by its name
 

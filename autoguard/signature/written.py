@@ -65,7 +65,8 @@ def _inputs(call: Call) -> Iterator[tuple[int | str, Any, int]]:
 def _mirrored(call: Call, parts: Any) -> Iterator[tuple[int, int]]:
     outputs: dict[int | str, tuple[Any, int]] = {}
     start = 0
-    for part, keys in ((parts[0], range(len(parts[0].children()))), (parts[1], sorted(call.kwargs))):
+    keywords = parts[1].node_data()[1] or ()  # static ones have a place here too
+    for part, keys in ((parts[0], range(len(parts[0].children()))), (parts[1], keywords)):
         for key, child in zip(keys, part.children(), strict=False):
             outputs[key] = (child, start)
             start += child.num_leaves

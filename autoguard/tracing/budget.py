@@ -66,6 +66,7 @@ class TraceRecord:
         static_key: Hashable = None,
         context: Hashable = None,
         extra_key: Hashable = None,
+        objects_key: Hashable = None,
         where: str = "",
     ) -> Pending:
         """Begin a trace, before the user's function runs.
@@ -75,6 +76,7 @@ class TraceRecord:
             static_key: the static values of the call, as JAX compares them.
             context: configuration that makes JAX trace again; (name, value) pairs are explained by name.
             extra_key: anything else that does, such as input shardings; pairs as well.
+            objects_key: objects inside the arguments that JAX compares, as (path, object) pairs: functions, mostly.
             where: the caller's line.
 
         Raises:
@@ -83,7 +85,7 @@ class TraceRecord:
             ConfigError: at the first trace, an entry of `dynamic` frees nothing.
         """
         earlier = self._snapshot()
-        key = TraceKey(signature, static_key, context, extra_key)
+        key = TraceKey(signature, static_key, context, extra_key, objects_key)
         comparisons = compare(key, earlier)
         alike = (seen[0].combination for seen in comparisons if same_static_values(key, seen))
         combination = next(alike, None) or object()

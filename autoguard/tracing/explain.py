@@ -10,6 +10,7 @@ from autoguard.tracing.trace import ClosedTrace, Trace, TraceKey
 
 FIRST_CALL = "first call"
 CLEARED_CACHE = "cleared cache"
+WHOLE_GRAPH = "the graph of the modules"
 Comparison = tuple[ClosedTrace, tuple[Difference, ...]]
 _RANK = {cause: rank for rank, cause in enumerate(CAUSES)}
 
@@ -43,6 +44,9 @@ def changes(now: TraceKey, before: TraceKey) -> tuple[Difference, ...]:
     found = [difference for difference in diff(now.signature, before.signature) if difference.cause != "kind"]
     if now.static_key != before.static_key and now.signature.static == before.signature.static:
         found.append(_static_look_alike(now))
+    objects = _named_changes(now.objects_key, before.objects_key, "static")
+    # A whole graph differs wherever anything in it does: it only speaks where nothing else has been found.
+    found += [d for d in objects if d.path != WHOLE_GRAPH] or ([] if found else objects)
     found += _named_changes(now.extra_key, before.extra_key, "placement")
     found += _named_changes(now.context, before.context, "context")
     return tuple(sorted(found, key=lambda difference: _RANK[difference.cause]))

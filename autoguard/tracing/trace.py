@@ -44,6 +44,7 @@ class TraceKey:
     static_key: Hashable = None
     context: Hashable = None
     extra_key: Hashable = None
+    objects_key: Hashable = None
 
 
 @dataclass(frozen=True)

@@ -1,154 +1,33 @@
-"""`autoguard.nnx.jit`: a guarding stand-in for `flax.nnx.jit`, in all of its modes.
-
-`nnx.jit` turns its arguments into pure pytrees, calls one `jax.jit` of a pure function, and writes the updates back
-afterwards. The guarded jit takes the place of that inner one: a failure is raised before anything is written back, and
-where buffers are donated, what is written back are the old values. The model is never traced from outside (a trace
-over an `nnx.jit` call leaves the user's objects without their attributes). Only this module imports flax.
-"""
+"""How a function under `nnx.jit` is called, read through the objects that the user's function gets."""
 
 import contextlib
 import functools
-import inspect
 import re
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any
 
 import jax
+from flax import nnx
 
-try:
-    from flax import nnx
-except ImportError as error:
-    raise ImportError("autoguard.nnx needs flax: pip install 'jax-autoguard[nnx]'") from error
-
-from autoguard import compat
-from autoguard.api import MISSING, check_dynamic, inert, name_of, split_keywords
-from autoguard.chexify import DebugEngine, OffEngine
-from autoguard.config import Options, from_environment
-from autoguard.engine import Engine
-from autoguard.guard import Guard
-from autoguard.guarded import Guarded
 from autoguard.signature.capture import capture
-from autoguard.signature.convention import Announce, Call, PlainConvention, key_paths, placement_of, sorted_items
+from autoguard.signature.convention import Announce, Call, PlainConvention, key_paths, sorted_items
 from autoguard.signature.pairing import Pairing
-from autoguard.signature.written import inner_keywords, returned_part, written_from
+from autoguard.signature.written import returned_part, written_from
+from autoguard.tracing.explain import WHOLE_GRAPH
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
-_NNX_KEYWORDS = tuple(inspect.signature(nnx.jit).parameters)[1:]
 _PLAIN = (bool, int, float, str, type(None))
-
-
-@overload
-def jit(fun: Callable[P, R], /, **keywords: Any) -> "Guarded[P, R]": ...
-@overload
-def jit(**keywords: Any) -> "Callable[[Callable[P, R]], Guarded[P, R]]": ...
-def jit(fun: Any = MISSING, /, **keywords: Any) -> Any:
-    """A guarding stand-in for `flax.nnx.jit`: `@autoguard.nnx.jit`.
-
-    Args:
-        fun: the function.
-        **keywords: every keyword of `nnx.jit`, with the same meaning, and those of `autoguard.jit`. The state is
-            everything that `nnx.jit` writes back: parameters, batch statistics, optimizer state, random state.
-
-    Returns:
-        The guarded function, as `autoguard.jit` returns it. With `AUTOGUARD=off`, the plain `nnx.jit` of `fun`.
-
-    Raises:
-        ConfigError: an unknown keyword or a wrong value.
-        TypeError, ValueError: what `nnx.jit` raises for a function that it does not take.
-    """
-    nnx_keywords, options = split_keywords("autoguard.nnx.jit", keywords, _NNX_KEYWORDS)
-    if fun is MISSING:
-        return functools.partial(jit, **keywords)
-    if not callable(fun):
-        raise TypeError(f"autoguard.nnx.jit guards functions, not {type(fun).__name__}: {fun!r}")
-    if from_environment().get("mode") == "off":
-        return inert(nnx.jit(fun, **nnx_keywords))
-    check_dynamic(fun, options, PlainConvention(fun, **placement_of(nnx_keywords)))
-    return Guarded(guard(fun, keywords), functools.partial(jit, fun, **keywords))
-
-
-def guard(fun: Callable[..., Any], keywords: Mapping[str, Any]) -> Guard:
-    """What stands behind a guarded nnx function."""
-    nnx_keywords, options = split_keywords("autoguard.nnx.jit", keywords, _NNX_KEYWORDS)
-    return NnxGuard(fun, name_of(fun), None, options, nnx_keywords)
 
 
 def holds_graph_node(tree: Any) -> bool:
     """Whether a pytree holds an nnx object (a module, an optimizer, a variable)."""
-    return any(map(_is_graph_node, jax.tree.leaves(tree, is_leaf=_is_graph_node)))
+    # A State is a plain pytree: its owner wants a new one back, and the old one left alone.
+    leaves = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, nnx.State) or _is_graph_node(x))
+    return any(map(_is_graph_node, leaves))
 
 
 def _is_graph_node(value: Any) -> bool:
     return isinstance(value, (nnx.Pytree, nnx.Variable))
-
-
-class NnxGuard(Guard):
-    """A guard whose engines stand inside an `nnx.jit` each."""
-
-    def make_plain(self) -> Any:
-        """The plain jitted function."""
-        return nnx.jit(self.fun, **self.jit_keywords)
-
-    def _build(self, options: Options) -> Any:
-        if options.mode == "off":
-            return OffEngine(self.ahead_of_time)
-        return _NnxEngine(self, options)
-
-
-class _NnxEngine:
-    """An `nnx.jit` with a guarded jit in its middle."""
-
-    def __init__(self, owner: NnxGuard, options: Options) -> None:
-        placement = placement_of(owner.jit_keywords)
-        self._donates = any(v not in (None, ()) for k, v in placement.items() if k.startswith("donate_"))
-        self._failed = threading.local()
-        self.convention = NnxConvention(owner.fun, **placement)
-        self.wrapper: Any = nnx.jit(self.convention.overheard(owner.fun), **owner.jit_keywords)
-        pure = self.wrapper.jitted_fn.__wrapped__
-        keywords = inner_keywords(self.wrapper, pure, owner.jit_keywords, self.convention.static[0])
-        cls = DebugEngine if options.mode == "debug" else Engine
-        self.engine = cls(
-            self.convention.with_leaves(pure),
-            owner.name,
-            self.convention,
-            options,
-            keywords,
-            owner._record(options),
-            owner.reaction.bind(options, self._deliver),
-        )
-        self.wrapper.jitted_fn = self._inner
-
-    @property
-    def program(self) -> Any:
-        return self.engine.program
-
-    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        outs = self.wrapper(*args, **kwargs)
-        error = getattr(self._failed, "error", None)
-        if error is not None:
-            self._failed.error = None
-            raise error
-        return outs
-
-    inside = __call__
-
-    def _inner(self, *args: Any, **kwargs: Any) -> Any:
-        if not compat.at_top_level() or compat.jit_is_disabled():
-            return self.engine.inside(args, kwargs)
-        return self.engine(args, kwargs)
-
-    def _deliver(self, error: Exception, outs: Any) -> Any:
-        if not self._donates:
-            raise error  # nothing has been written back
-        self._failed.error = error  # the donated buffers are gone: let the old values be written back first
-        return outs
-
-    def clear_cache(self) -> None:
-        """As `Engine.clear_cache`."""
-        self.engine.clear_cache()
 
 
 class NnxConvention(PlainConvention):
@@ -198,7 +77,7 @@ class NnxConvention(PlainConvention):
             keywords = [name for name, token in call.tokens if isinstance(token, str)]
             static = {**heard.call.static, **heard.static}
             signature = capture(function, heard.trees, static, keywords=keywords, modules=heard.modules)
-            announce(signature, tuple(sorted_items(heard.call.static_tokens)), heard.graphdefs)
+            announce(signature, tuple(sorted_items(heard.call.static_tokens)), tuple(heard.objects.items()))
 
         self._trace.listener = listen
         try:
@@ -254,7 +133,7 @@ class _Heard:
         self.trees: dict[str, Any] = {}
         self.static: dict[str, Any] = {}
         self.modules: list[str] = []
-        self.graphdefs: tuple[Hashable, ...] = ()
+        self.objects: dict[str, Any] = {}
         advancing: list[int] = []
         position = {id(leaf): i for i, leaf in enumerate(leaves)}
         values = dict(zip(sorted(t for _, t in call.tokens if isinstance(t, int)), call.args, strict=True))
@@ -278,7 +157,7 @@ class _Heard:
         graphdef, state = nnx.split(value)
         nested: dict[Any, Any] = {}
         random: list[Any] = []
-        for path, variable in nnx.to_flat_state(state):
+        for path, variable in [((), state)] if isinstance(state, nnx.Variable) else nnx.to_flat_state(state):
             inner = nested
             for key in path[:-1]:
                 inner = inner.setdefault(key, {})
@@ -286,13 +165,21 @@ class _Heard:
             inner[path[-1] if path else "value"] = leaves[0] if len(leaves) == 1 else leaves
             if isinstance(variable, nnx.RngState):
                 random += leaves
-        self.trees[name] = nested
+        self.trees[name] = nested["value"] if isinstance(state, nnx.Variable) else nested
         self.modules.append(name)
-        self.graphdefs += (graphdef,)
-        for path, attribute in nnx.iter_graph(value):
-            if isinstance(attribute, _PLAIN) and not str(path[-1]).startswith("_"):
-                self.static[_dotted(name + "".join(f"[{key!r}]" for key in path))] = attribute
+        self._read_attributes(name, value)
+        self.objects[WHOLE_GRAPH] = (*self.objects.pop(WHOLE_GRAPH, ()), graphdef)
         return random
+
+    def _read_attributes(self, name: str, value: Any) -> None:
+        for path, attribute in nnx.iter_graph(value):
+            if any(str(key).startswith("_") for key in path):
+                continue
+            where = _dotted(name + "".join(f"[{key!r}]" for key in path))
+            if isinstance(attribute, _PLAIN):
+                self.static[where] = attribute
+            elif callable(attribute) and not _is_graph_node(attribute):
+                self.objects[where] = attribute
 
 
 def _dotted(path: str) -> str:
