@@ -53,12 +53,6 @@ jax.tree_util.register_pytree_node(
 )
 
 
-def clean(error: AutoguardError) -> AutoguardError:
-    """An error that was raised inside a trace, without JAX's frames and JAX's note that it has hidden some."""
-    error.__notes__ = [n for n in getattr(error, "__notes__", ()) if "JAX has removed its internal frames" not in n]
-    return error.with_traceback(None)
-
-
 class Engine:
     """Calls one function under one set of options.
 
@@ -110,7 +104,7 @@ class Engine:
             outs, coded = self.jitted(*args, **kwargs)
         except AutoguardError as error:
             error.call = number
-            raise clean(error) from error.__cause__
+            raise
         finally:
             _current.call = None  # a reference kept would keep the caller's arrays alive
         code = int(np.asarray(coded.code))
@@ -126,10 +120,7 @@ class Engine:
                 "%s is called inside another transformation; the outermost guard does the checking.",
                 self.name,
             )
-        try:
-            return self.plain(*args, **kwargs)
-        except AutoguardError as error:
-            raise clean(error) from error.__cause__
+        return self.plain(*args, **kwargs)
 
     def _recorded(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         started = time.perf_counter()

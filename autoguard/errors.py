@@ -5,6 +5,7 @@ its facts as attributes, and survives pickling (a failure in a worker process ar
 """
 
 import logging
+import pickle
 from typing import Any
 
 logger = logging.getLogger("autoguard")
@@ -42,11 +43,27 @@ class AutoguardError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Exceptions rebuild themselves from `args` alone, so the fields have to travel separately.
-        return _rebuild, (type(self), str(self), {name: getattr(self, name) for name in self._FIELDS})
+        # What cannot travel (inputs that hold a lambda) stays behind: the failure itself has to arrive.
+        fields = {name: getattr(self, name) for name in self._FIELDS}
+        return _rebuild, (type(self), str(self), {name: v for name, v in fields.items() if _is_picklable(v)})
+
+
+def _is_picklable(value: Any) -> bool:
+    try:
+        pickle.dumps(value)
+    except Exception:
+        return False
+    return True
 
 
 def _rebuild(cls: type[AutoguardError], message: str, fields: dict[str, Any]) -> AutoguardError:
     return cls(message, **fields)
+
+
+def clean(error: AutoguardError) -> AutoguardError:
+    """An error that was raised inside a trace, without JAX's frames and JAX's note that it has hidden some."""
+    error.__notes__ = [n for n in getattr(error, "__notes__", ()) if "JAX has removed its internal frames" not in n]
+    return error.with_traceback(None)
 
 
 class SignatureError(AutoguardError, AssertionError):

@@ -92,6 +92,12 @@ class Guard:
             )
         return self.records[key]
 
+    def clear_cache(self) -> None:
+        """Drops all compiled forms."""
+        self.ahead_of_time.clear_cache()
+        for engine in self.engines.values():
+            engine.clear_cache()
+
     @property
     def signatures(self) -> tuple[Signature, ...]:
         """All recorded signatures."""

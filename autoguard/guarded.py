@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 import wrapt
 
-from autoguard.errors import AutoguardError
+from autoguard.errors import AutoguardError, clean
 from autoguard.guard import Guard
 from autoguard.placement.summary import Checks
 from autoguard.signature.signature import Signature
@@ -82,14 +82,20 @@ class Guarded(_Surface, wrapt.ObjectProxy, Generic[P, R]):  # type: ignore[misc]
         """Calls the function under guard."""
         try:
             return self._self_guard(args, kwargs)
+        except AutoguardError as error:
+            raise clean(error) from error.__cause__
         except Exception as error:
-            if self._self_reroute is None or isinstance(error, AutoguardError):
+            if not self._self_rerouted(error, (args, kwargs)):
                 raise
-            guard = self._self_reroute(error, (args, kwargs))
-            if guard is None:
-                raise
+        return self(*args, **kwargs)
+
+    def _self_rerouted(self, error: Exception, arguments: Any) -> bool:
+        """Whether the function turned out to be one for `nnx.jit`, and is guarded as such from now on."""
+        guard = None if self._self_reroute is None else self._self_reroute(error, arguments)
+        if guard is None:
+            return False
         self._self_guard, self._self_reroute = guard, None
-        return guard(args, kwargs)
+        return True
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else BoundGuarded(self, instance)
@@ -120,6 +126,9 @@ class Guarded(_Surface, wrapt.ObjectProxy, Generic[P, R]):  # type: ignore[misc]
     def __str__(self) -> str:
         return repr(self)
 
+    def __format__(self, format_spec: str) -> str:
+        return format(repr(self), format_spec)
+
     def __dir__(self) -> list[str]:
         return sorted({*dir(type(self)), *dir(self.__wrapped__)})
 
@@ -144,10 +153,7 @@ class Guarded(_Surface, wrapt.ObjectProxy, Generic[P, R]):  # type: ignore[misc]
 
     def clear_cache(self) -> None:
         """Drops all compiled forms; the record of signatures and traces stays."""
-        guard = self._self_guard
-        guard.ahead_of_time.clear_cache()
-        for engine in guard.engines.values():
-            engine.clear_cache()
+        self._self_guard.clear_cache()
 
 
 def _remake(remake: Callable[[], Any]) -> Any:
@@ -179,7 +185,10 @@ class BoundGuarded(_Surface):
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Calls the method under guard."""
-        return self.__func__(self.__self__, *args, **kwargs)
+        try:
+            return self.__func__(self.__self__, *args, **kwargs)
+        except AutoguardError as error:
+            raise clean(error) from error.__cause__
 
     def lower(self, /, *args: Any, **kwargs: Any) -> Any:
         """As `Guarded.lower`."""

@@ -12,6 +12,7 @@ from autoguard.diagnosis.evidence import diagnose, is_gone
 from autoguard.errors import AutoguardWarning, NonFiniteError, logger
 from autoguard.instrument.commit import read_notes
 from autoguard.program import Program, arguments_by_name
+from autoguard.report.location import calling_stacklevel
 from autoguard.report.message import handled_too_often, nonfinite_message, observed_message
 
 
@@ -73,7 +74,7 @@ class Reaction:
                 if options.mode == "observe":
                     logger.warning("%s", message)
                 else:
-                    warnings.warn(message, AutoguardWarning, stacklevel=4)
+                    warnings.warn(message, AutoguardWarning, stacklevel=calling_stacklevel())
             self.observed[path] = self.observed.get(path, 0) + 1
 
     def _fail(self, failure: "_Failure", options: Options, deliver: Callable[[Exception, Any], Any]) -> Any:
@@ -81,7 +82,7 @@ class Reaction:
             logger.warning("%s", failure.error())
             return failure.outs
         if options.on_failure == "warn":
-            warnings.warn(str(failure.error()), AutoguardWarning, stacklevel=4)
+            warnings.warn(str(failure.error()), AutoguardWarning, stacklevel=calling_stacklevel())
             return failure.outs
         if options.on_failure == "skip":
             self.skipped += 1
@@ -141,7 +142,9 @@ class _Failure:
         named = arguments_by_name(program, [_outline(x) if i in self.lost else x for i, x in enumerate(self.flat)])
         lost = {path.split("[")[0].split(".")[0] for i, path in enumerate(program.input_paths) if i in self.lost}
         protected = tuple(name for name in program.pairing.pairs if name not in lost)
-        message = nonfinite_message(report, self.number, protected, sorted(lost))
+        # Where nothing was donated, no argument can have changed, whether it is state or not.
+        named_as_intact = protected if program.donated or program.convention.commits_all else ()
+        message = nonfinite_message(report, self.number, named_as_intact, sorted(lost))
         state = tuple(named[name] for name in protected) if protected else None
         return NonFiniteError(
             message, report=report, call=self.number, inputs=dict(named), state=state, site=report.site

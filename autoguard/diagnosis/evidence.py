@@ -50,12 +50,14 @@ def diagnose(program: Program, site: Site | None, flat: Sequence[Any]) -> Failur
         function=program.function,
         outputs=site.output if site else (),
         reason=site.reason if site else "value",
+        loss_in_doubt=program.plan.loss_in_doubt,
         after=bool(site and site.after),
         site=found,
         nan=None if nan is None or nan is root else _operation(nan, rows, phases),
         received=tuple(r for r in received if r.position in trail.received),
         also_nonfinite=tuple(r for r in received if r.position not in trail.received),
         constant=trail.constant,
+        constant_read=None if trail.reader is None else _operation(trail.reader, rows, phases),
         not_replayed=why,
     )
 
@@ -80,14 +82,16 @@ def _received(program: Program, flat: Sequence[Any]) -> tuple[Received, ...]:
         array = jnp.asarray(leaf) if not hasattr(leaf, "dtype") else leaf
         if not is_floating(array) or np.size(array) == 0 or bool(jnp.isfinite(array).all()):
             continue
-        host = np.asarray(jnp.asarray(array))
-        counts = tuple(
-            (int(test.sum()), name)
-            for test, name in zip(_tests(host), ("NaN", "+Inf", "-Inf"), strict=True)
-            if test.any()
-        )
-        found.append(Received(position, path, compat.short_aval(array), counts))
+        found.append(Received(position, path, compat.short_aval(array), _counts(array)))
     return tuple(found)
+
+
+def _counts(values: Any) -> tuple[tuple[int, str], ...]:
+    """How many elements are NaN, +Inf and -Inf, without those that none is."""
+    if not isinstance(values, float) and not (hasattr(values, "dtype") and is_floating(values)):
+        return ()
+    tests = zip(_tests(np.asarray(values)), ("NaN", "+Inf", "-Inf"), strict=True)
+    return tuple((int(test.sum()), name) for test, name in tests if test.any())
 
 
 def is_gone(leaf: Any) -> bool:
@@ -117,7 +121,8 @@ class _Trail:
         self.inputs = {v: i for i, v in enumerate(graph.inputs) if i in bad_inputs}
         self.visits: list[Visit] = []
         self.received: set[int] = set()
-        self.constant = False
+        self.constant: Received | None = None
+        self.reader: Visit | None = None
 
     def follow(self, values: Sequence[int]) -> None:
         if self.rows is None:
@@ -135,7 +140,7 @@ class _Trail:
             self.received.add(self.inputs[value])
             return ()
         if made.literal is not None:
-            self.constant = self.constant or _is_nonfinite_constant(made.literal)
+            self._read_constant(value, made.literal)
             return ()
         if made.maker is None:
             return graph.back_links.get(value, ())
@@ -145,6 +150,13 @@ class _Trail:
             return ()
         self.visits.append(visit)
         return () if row.born else visit.ins
+
+    def _read_constant(self, value: int, constant: Any) -> None:
+        counts = _counts(constant)
+        users = [v for v in self.visits if value in v.ins]
+        if counts and users and (self.reader is None or users[0].index < self.reader.index):
+            type_of = compat.short_aval(self.graph.values[value].aval)
+            self.constant, self.reader = Received(-1, "constant", type_of, counts), users[0]
 
     def assume(self, values: Sequence[int]) -> None:
         """Without a run: takes every bad argument that can lead to the failure as its source."""
@@ -173,9 +185,3 @@ class _Trail:
             iteration = iterations.get(visit.path[: k + 2], 0)
             when += [visit.path[k], -iteration if backwards else iteration, visit.path[k + 1]]
         return (*when, visit.position)
-
-
-def _is_nonfinite_constant(constant: Any) -> bool:
-    if not is_floating(constant) if hasattr(constant, "dtype") else not isinstance(constant, float):
-        return False
-    return any(bool(test.any()) for test in _tests(np.asarray(constant)))

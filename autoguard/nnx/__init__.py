@@ -22,6 +22,7 @@ from autoguard.api import MISSING, check_dynamic, inert, name_of, split_keywords
 from autoguard.chexify import DebugEngine, OffEngine
 from autoguard.config import Options, from_environment
 from autoguard.engine import Engine
+from autoguard.errors import ConfigError
 from autoguard.guard import Guard
 from autoguard.guarded import Guarded
 from autoguard.nnx.convention import NnxConvention, holds_graph_node
@@ -69,6 +70,8 @@ def jit(fun: Any = MISSING, /, **keywords: Any) -> Any:
 def guard(fun: Callable[..., Any], keywords: Mapping[str, Any]) -> Guard:
     """What stands behind a guarded nnx function."""
     nnx_keywords, options = split_keywords("autoguard.nnx.jit", keywords, _NNX_KEYWORDS)
+    if options.get("state") is not None:
+        raise ConfigError("state= is for autoguard.jit: nnx.jit itself knows which state it writes back.")
     return NnxGuard(fun, name_of(fun), None, options, nnx_keywords)
 
 
@@ -78,6 +81,13 @@ class NnxGuard(Guard):
     def make_plain(self) -> Any:
         """The plain jitted function."""
         return nnx.jit(self.fun, **self.jit_keywords)
+
+    def clear_cache(self) -> None:
+        """Drops all compiled forms; an `nnx.jit` keeps them in the jit inside it."""
+        self.ahead_of_time.jitted_fn.clear_cache()
+        for engine in self.engines.values():
+            if not isinstance(engine, OffEngine):
+                engine.clear_cache()
 
     def _build(self, options: Options) -> Any:
         if options.mode == "off":

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import re
 import threading
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -161,8 +161,9 @@ class _Heard:
             inner = nested
             for key in path[:-1]:
                 inner = inner.setdefault(key, {})
-            leaves = jax.tree.leaves(variable)
-            inner[path[-1] if path else "value"] = leaves[0] if len(leaves) == 1 else leaves
+            leaves, tree = jax.tree.flatten(variable)
+            # Inside the variable stands its value, which may be any pytree.
+            inner[path[-1] if path else "value"] = jax.tree.unflatten((tree.children() or [tree])[0], leaves)
             if isinstance(variable, nnx.RngState):
                 random += leaves
         self.trees[name] = nested["value"] if isinstance(state, nnx.Variable) else nested

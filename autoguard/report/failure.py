@@ -72,22 +72,26 @@ class FailureReport:
         function: name of the guarded function.
         outputs: key paths of the outputs in which it was seen.
         reason: why the value that failed was judged: `gradient`, `loss`, `state`, `output` or `value`.
+        loss_in_doubt: which output is the loss was not said, and more than one could be.
         after: it was born in the update itself, after gradients and loss were found finite.
         site: the operation that made the first non-finite value; None if it was received.
         nan: the operation that made the first NaN, where that is another one.
         received: non-finite arguments that led to the failure.
         also_nonfinite: non-finite arguments that did not.
-        constant: a constant of the program is not finite and led to it.
+        constant: a constant of the program that is not finite and led to it (its position is -1).
+        constant_read: the first operation that reads it.
         not_replayed: why the call was not run again, or what that run did not show; else empty.
     """
 
     function: str
     outputs: tuple[str, ...]
     reason: str
+    loss_in_doubt: bool
     after: bool
     site: Operation | None
     nan: Operation | None
     received: tuple[Received, ...]
     also_nonfinite: tuple[Received, ...]
-    constant: bool
+    constant: Received | None
+    constant_read: Operation | None
     not_replayed: str

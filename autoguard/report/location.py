@@ -46,13 +46,15 @@ def _module(visit: Visit) -> tuple[str, ...]:
     scopes = tuple(s for s in visit.scopes if not _NOT_MODULES.match(s))
     if scopes:
         return scopes
-    for eqn in (visit.eqn, *reversed(visit.callers)):
+    chain: list[str] = []
+    for eqn in (*visit.callers, visit.eqn):
         frames = compat.user_frames(eqn)
         frames = [f for f in frames if not _MACHINERY.search(f.file)]
         calls = [f.function.removesuffix(".__call__") for f in frames if f.function.endswith(".__call__")]
-        if calls:
-            return tuple(name.rpartition(">.")[2] for name in reversed(calls))
-    return ()
+        names = [name.rpartition(">.")[2] for name in reversed(calls)]
+        # The frames of an equation in a loop body begin at the body, or repeat those of the loop itself.
+        chain = names if names[: len(chain)] == chain else chain + names
+    return tuple(chain)
 
 
 def find_lines(equations: Iterable[Any]) -> tuple[Location | None, Location | None]:
@@ -105,10 +107,20 @@ def _loops(visit: Visit, iterations: Sequence[int]) -> tuple[str, ...]:
 
 def calling_line() -> str:
     """`file.py:88` of the user's line that is calling: the first frame outside autoguard and the libraries."""
-    frame = sys._getframe(1)
+    frame, _ = _calling_frame()
+    return "" if frame is None else f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def calling_stacklevel() -> int:
+    """The `stacklevel` with which `warnings.warn`, called by the caller of this, points at the user's line."""
+    return _calling_frame()[1]
+
+
+def _calling_frame() -> tuple[Any, int]:
+    frame, level = sys._getframe(2), 1
     while frame is not None:
         file = frame.f_code.co_filename
         if not file.startswith((_OWN, "<frozen")) and file != contextlib.__file__ and not _LIBRARIES.search(file):
-            return f"{os.path.basename(file)}:{frame.f_lineno}"
-        frame = frame.f_back
-    return ""
+            break
+        frame, level = frame.f_back, level + 1
+    return frame, level

@@ -39,7 +39,7 @@ def nonfinite_message(report: FailureReport, number: int | None, protected: Sequ
     """
     facts = [*_received_facts(report), *_operation_facts(report)]
     if report.outputs:
-        facts.append(("reached", _enumerated(report.outputs)))
+        facts.append(("reached", _reached(report)))
     if report.not_replayed:
         facts.append(("replay", f"not possible: {report.not_replayed}" if report.site is None else report.not_replayed))
     facts.append(("state", _state(report, protected, gone)))
@@ -57,7 +57,7 @@ def layout(headline: str, facts: Sequence[tuple[str, str]]) -> str:
 def _headline(report: FailureReport) -> str:
     if report.received:
         return f"{report.received[0].path} was not finite when the call began."
-    if report.constant and report.site is None:
+    if report.constant is not None and report.site is None:
         return "a constant of the program is not finite."
     if report.site is None:
         return f"{_what_failed(report)} is not finite."
@@ -73,14 +73,26 @@ def _what_failed(report: FailureReport) -> str:
     return names.get(report.reason, "") + report.outputs[0]
 
 
+def _reached(report: FailureReport) -> str:
+    what = _enumerated(report.outputs)
+    if report.reason == "loss" and report.loss_in_doubt:
+        return f'{what} (taken for the loss; if it is not, say which is: loss="out[...]")'
+    return what + {"loss": " (the loss)", "state": " (new state)"}.get(report.reason, "")
+
+
 def _received_facts(report: FailureReport) -> list[tuple[str, str]]:
     facts = [("received", _received(r)) for r in report.received]
+    if report.constant is not None and report.site is None and not facts:
+        facts.append(("holds", _received(report.constant)))
+        if report.constant_read is not None:
+            facts += _place_facts(report.constant_read)
     return facts + [("also", _received(r)) for r in report.also_nonfinite]
 
 
 def _received(received: Received) -> str:
     counts = ", ".join(f"{count} {kind}" for count, kind in received.counts)
-    return f"{received.path} {received.type}: {counts}"
+    name = "" if received.position < 0 else f"{received.path} "
+    return f"{name}{received.type}: {counts}"
 
 
 def _operation_facts(report: FailureReport) -> list[tuple[str, str]]:
@@ -148,6 +160,8 @@ def _advice(report: FailureReport) -> str:
     if report.received:
         name = report.received[0].path
         return f"find out what put it into {name}: the step itself did not"
+    if report.site is None and report.constant is not None:
+        return "look for the array or number that the function closes over"
     if report.site is None:
         return "run once more with AUTOGUARD=debug, which looks at every operation"
     if report.site.phase == "backward pass" and report.site.primitive in ("mul", "div"):

@@ -24,6 +24,7 @@ class Pending:
     explanation: Explanation
     where: str
     counted: bool
+    seen: int = 0
 
 
 class TraceRecord:
@@ -84,13 +85,14 @@ class TraceRecord:
             TraceBudgetError: the call would be traced once too often.
             ConfigError: at the first trace, an entry of `dynamic` frees nothing.
         """
-        earlier = self._snapshot()
-        key = TraceKey(signature, static_key, context, extra_key, objects_key)
+        return self._assess(TraceKey(signature, static_key, context, extra_key, objects_key), where, self._snapshot())
+
+    def _assess(self, key: TraceKey, where: str, earlier: tuple[ClosedTrace, ...]) -> Pending:
         comparisons = compare(key, earlier)
         alike = (seen[0].combination for seen in comparisons if same_static_values(key, seen))
         combination = next(alike, None) or object()
-        sizes = variant(signature, self._dynamic)
-        pending = Pending(key, sizes, combination, explain(comparisons), where, counted=True)
+        sizes = variant(key.signature, self._dynamic)
+        pending = Pending(key, sizes, combination, explain(comparisons), where, counted=True, seen=len(earlier))
         if pending.explanation.cause == CLEARED_CACHE:
             return _uncounted(pending)
         try:
@@ -103,9 +105,16 @@ class TraceRecord:
         return pending
 
     def close(self, pending: Pending, seconds: float) -> Trace:
-        """Record a trace that succeeded, and how long it took."""
-        why = pending.explanation
+        """Record a trace that succeeded, and how long it took.
+
+        Raises:
+            SignatureError, TraceBudgetError: another thread has closed a trace since this one began, and with it this
+                one is one too many, or differs.
+        """
         with self._lock:
+            if len(self._closed) != pending.seen:
+                pending = self._assess(pending.key, pending.where, tuple(self._closed))
+            why = pending.explanation
             trace = Trace(
                 index=len(self._closed) + 1,
                 signature=pending.key.signature,

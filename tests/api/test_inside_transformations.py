@@ -138,7 +138,7 @@ def test_one_guarded_function_in_another():
     def outer(p, x):
         return inner(p, x), jax.grad(inner)(p, x)
 
-    expected = jax.jit(lambda p, x: jax.value_and_grad(inner.__wrapped__)(p, x))(X, X)
+    expected = jax.jit(jax.value_and_grad(inner.__wrapped__))(X, X)
     for _ in range(2):
         assert_equal(outer(X, X), expected)
     assert inner.signature is not None

@@ -11,7 +11,7 @@ import pytest
 import autoguard
 
 
-def make_scale():  # noqa: C901: a class, not a program
+def make_scale():  # noqa: C901
     """The class anew for each test: what its methods record stays with it."""
 
     @jax.tree_util.register_pytree_node_class

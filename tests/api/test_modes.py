@@ -316,7 +316,7 @@ def test_debug_finds_wrong_indices_and_divisions(mode, fun, good, bad, message):
     with pytest.raises(autoguard.ValueAssertionError, match=message) as caught:
         guarded(*bad)
     assert caught.value.call == 2
-    np.testing.assert_array_equal(list(caught.value.inputs.values())[0], bad[0])
+    np.testing.assert_array_equal(next(iter(caught.value.inputs.values())), bad[0])
 
 
 @pytest.mark.parametrize(
@@ -432,7 +432,7 @@ def test_debug_leaves_no_message_of_chex_at_exit():
     """
     environment = {**os.environ, "AUTOGUARD": "debug"}
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, env=environment
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, env=environment, check=False
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("caught: checked, call 2: assert_tree_all_finite")

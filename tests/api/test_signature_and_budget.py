@@ -271,6 +271,14 @@ def test_each_static_combination_has_a_record_of_its_own():
     assert guarded.signature == guarded.signatures[0]
 
 
+def test_a_static_value_is_the_same_by_position_and_by_keyword():
+    guarded = autoguard.jit(lambda x, n: [x] * n, static_argnames="n")
+    guarded(ones(2), 2)
+    raises(autoguard.SignatureError, lambda: guarded(ones(3), n=2))
+    guarded(ones(2), n=2)
+    assert len(guarded.signatures) == 1
+
+
 def test_static_fields_of_a_pytree_are_static_values():
     guarded = autoguard.jit(lambda model: model.w * (2 if model.training else 1))
     assert guarded(Model(jnp.float32(3))) == 6
@@ -304,7 +312,7 @@ def test_a_function_made_anew_each_time_is_noticed():
 
 def test_equal_static_values_are_one():
     guarded = autoguard.jit(lambda x, n: x + len(n), static_argnums=1, max_traces=1)
-    for value in [(1, 2), (1, 2), tuple([1, 2])]:
+    for value in [(1, 2), (1, 2), (1, *[2])]:
         guarded(1.0, value)
     assert len(guarded.traces) == 1
 

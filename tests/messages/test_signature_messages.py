@@ -67,7 +67,7 @@ def test_dynamic_in_use():
         "train_step, call signature differs from the recorded one in 1 place.",
         "",
         "  x      now f32[31,785]    recorded f32[32,784]    axis 1: 785, recorded 784",
-        '  next   give x the shape it had, or declare dynamic={"x": 1}',
+        '  next   give x the shape it had, or declare dynamic={"x": (0, 1)}',
     ]
 
 
