@@ -92,9 +92,11 @@ def capture_program(
     in_avals, out_avals = [v.aval for v in jaxpr.invars], [v.aval for v in jaxpr.outvars]
     output_paths = convention.output_paths(call, out_tree)
     skips = options.on_failure == "skip" and options.mode != "observe"
-    pairing = convention.pairing(call, in_avals, out_tree, out_avals, chosen=options.state, bare=skips)
-    donated = convention.donated_positions(call)
     graph = build(closed)
+    pairing = convention.pairing(
+        call, in_avals, out_tree, out_avals, chosen=options.state, bare=skips, flows=_Flows(graph)
+    )
+    donated = convention.donated_positions(call)
     legal = _Legal(concrete)
     request = Request(
         checks=options.checks,
@@ -132,6 +134,21 @@ def _capture(fun: Callable[..., Any], call: Call) -> tuple[Any, Any]:
     make = jax.make_jaxpr(target, static_argnums=numbers, return_shape=True)
     closed, shapes = make(*args, **call.kwargs)
     return closed, jax.tree.structure(shapes)
+
+
+class _Flows:
+    """Whether an output can be the successor of a single array: a floating one is moved by a gradient."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        made = [v for visit in gradient_visits(graph) for v in visit.outs if graph.values[v].floating]
+        self._depends = reachable(graph, made)
+
+    def __call__(self, argument: int, output: int) -> bool:
+        source, target = self._graph.inputs[argument], self._graph.outputs[output]
+        if self._graph.values[source].floating:
+            return target in self._depends
+        return target in reachable(self._graph, [source])
 
 
 def _committed(pairing: Pairing, donated: frozenset[int], options: Options, commits_all: bool) -> frozenset[int]:

@@ -13,7 +13,7 @@ from flax import nnx
 from autoguard.signature.capture import capture
 from autoguard.signature.convention import Announce, Call, PlainConvention, key_paths, sorted_items
 from autoguard.signature.pairing import Pairing
-from autoguard.signature.written import returned_part, written_from
+from autoguard.signature.written import returned_part
 from autoguard.tracing.explain import WHOLE_GRAPH
 
 _PLAIN = (bool, int, float, str, type(None))
@@ -44,26 +44,36 @@ class NnxConvention(PlainConvention):
         self._trace = threading.local()
 
     def overheard(self, fun: Callable[..., Any]) -> Callable[..., Any]:
-        """The user's function, telling this convention what it is called with."""
+        """The user's function, telling this convention what it is called with and what becomes of it."""
 
         @functools.wraps(fun)
         def hear(*args: Any, **kwargs: Any) -> Any:
-            listener = getattr(self._trace, "listener", None)
-            if listener is not None:
-                self._trace.listener = None
-                listener(args, kwargs)
-            return fun(*args, **kwargs)
+            listener, self._trace.listener = getattr(self._trace, "listener", None), None
+            if listener is None:
+                return fun(*args, **kwargs)
+            heard = listener(args, kwargs)
+            out = fun(*args, **kwargs)
+            self._trace.successors = heard.successors()
+            return out
 
         return hear
 
     def with_leaves(self, pure: Callable[..., Any]) -> Callable[..., Any]:
-        """The pure function, noting the flat arguments of the trace under way."""
+        """The pure function, noting the flat arguments of the trace under way, and what it writes back for each."""
 
         @functools.wraps(pure, updated=())
         def noting(*args: Any, **kwargs: Any) -> Any:
             call = self.split(args, kwargs)
             self._trace.leaves = jax.tree.leaves((call.args, dict(call.kwargs)))
-            return pure(*args, **kwargs)
+            outs = pure(*args, **kwargs)
+            successors = getattr(self._trace, "successors", None) or {}
+            written: dict[int, int] = {}
+            returned, start = returned_part(jax.tree.structure(outs))
+            for position, leaf in enumerate(jax.tree.leaves(outs)):
+                if not start <= position < start + returned.num_leaves and successors.get(id(leaf)):
+                    written[position] = successors[id(leaf)].pop(0)
+            self._trace.written = written
+            return outs
 
         return noting
 
@@ -71,19 +81,19 @@ class NnxConvention(PlainConvention):
     def announcing(self, function: str, call: Call, concrete: Call | None, announce: Announce) -> Iterator[None]:
         """The signature is known when the user's function is called with its modules."""
 
-        def listen(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        def listen(args: Sequence[Any], kwargs: Mapping[str, Any]) -> "_Heard":
             heard = _Heard(super(NnxConvention, self).split(args, kwargs), self._trace.leaves)
             call.learned.update(heard.learned)
-            keywords = [name for name, token in call.tokens if isinstance(token, str)]
             static = {**heard.call.static, **heard.static}
-            signature = capture(function, heard.trees, static, keywords=keywords, modules=heard.modules)
-            announce(signature, tuple(sorted_items(heard.call.static_tokens)), tuple(heard.objects.items()))
+            signature = capture(function, heard.trees, static, keywords=call.keywords, modules=heard.modules)
+            announce(signature, tuple(sorted_items(heard.call.static)), tuple(heard.objects.items()))
+            return heard
 
-        self._trace.listener = listen
+        self._trace.listener, self._trace.written = listen, {}
         try:
             yield
         finally:
-            self._trace.listener = self._trace.leaves = None
+            self._trace.listener = self._trace.leaves = self._trace.successors = None
 
     def named(self, call: Call, flat: Sequence[Any]) -> Mapping[str, Any]:
         """State as nested dicts by module path, the rest as it is."""
@@ -95,7 +105,7 @@ class NnxConvention(PlainConvention):
 
     def pairing(self, call: Call, in_avals: Any, out_tree: Any, out_avals: Any, **options: Any) -> Pairing:
         """What `nnx.jit` writes back replaces what came in at the same place."""
-        sources = written_from(call, out_tree)
+        sources = self._trace.written
         pairs: dict[str, list[tuple[int, int]]] = {}
         owners = {p: name for name, (_, positions) in call.learned["trees"].items() for p in positions}
         for out, arg in sources.items():
@@ -108,7 +118,7 @@ class NnxConvention(PlainConvention):
         """State by its module path, returned values as `out...`."""
         paths = list(key_paths(out_tree, "written"))
         known = call.learned["paths"]
-        for out, arg in written_from(call, out_tree).items():
+        for out, arg in self._trace.written.items():
             paths[out] = known.get(arg, paths[out])
         returned, start = returned_part(out_tree)
         names = key_paths(returned, "out")
@@ -135,7 +145,9 @@ class _Heard:
         self.modules: list[str] = []
         self.objects: dict[str, Any] = {}
         advancing: list[int] = []
-        position = {id(leaf): i for i, leaf in enumerate(leaves)}
+        self._variables: dict[tuple[str, tuple[Any, ...]], list[int]] = {}
+        self._modules: dict[str, Any] = {}
+        self._position = position = {id(leaf): i for i, leaf in enumerate(leaves)}
         values = dict(zip(sorted(t for _, t in call.tokens if isinstance(t, int)), call.args, strict=True))
         for name, token in call.tokens:
             value = values[token] if isinstance(token, int) else call.kwargs[token]
@@ -157,11 +169,13 @@ class _Heard:
         graphdef, state = nnx.split(value)
         nested: dict[Any, Any] = {}
         random: list[Any] = []
-        for path, variable in [((), state)] if isinstance(state, nnx.Variable) else nnx.to_flat_state(state):
+        self._modules[name] = value
+        for path, variable in _flat(state):
             inner = nested
             for key in path[:-1]:
                 inner = inner.setdefault(key, {})
             leaves, tree = jax.tree.flatten(variable)
+            self._variables[name, path] = [self._position[id(leaf)] for leaf in leaves if id(leaf) in self._position]
             # Inside the variable stands its value, which may be any pytree.
             inner[path[-1] if path else "value"] = jax.tree.unflatten((tree.children() or [tree])[0], leaves)
             if isinstance(variable, nnx.RngState):
@@ -172,6 +186,17 @@ class _Heard:
         self.objects[WHOLE_GRAPH] = (*self.objects.pop(WHOLE_GRAPH, ()), graphdef)
         return random
 
+    def successors(self) -> dict[int, list[int]]:
+        """By identity of what the variables hold now: the positions of the flat arguments that they held before."""
+        found: dict[int, list[int]] = {}
+        for name, value in self._modules.items():
+            for path, variable in _flat(nnx.state(value) if not isinstance(value, nnx.Variable) else value):
+                leaves, before = jax.tree.leaves(variable), self._variables.get((name, path), [])
+                if len(leaves) == len(before):
+                    for leaf, position in zip(leaves, before, strict=True):
+                        found.setdefault(id(leaf), []).append(position)
+        return found
+
     def _read_attributes(self, name: str, value: Any) -> None:
         for path, attribute in nnx.iter_graph(value):
             if any(str(key).startswith("_") for key in path):
@@ -181,6 +206,10 @@ class _Heard:
                 self.static[where] = attribute
             elif callable(attribute) and not _is_graph_node(attribute):
                 self.objects[where] = attribute
+
+
+def _flat(state: Any) -> list[tuple[tuple[Any, ...], Any]]:
+    return [((), state)] if isinstance(state, nnx.Variable) else list(nnx.to_flat_state(state))
 
 
 def _dotted(path: str) -> str:

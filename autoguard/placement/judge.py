@@ -26,6 +26,7 @@ class _Judge:
         self.made = [v for visit in gradients for v in visit.outs if graph.values[v].floating]
         self.depends = reachable(graph, self.made)
         self.new_state = dict(request.pairs)
+        self.loss_in_doubt = False
         self.loss = self.find_loss()
         loss = () if self.loss is None else (graph.outputs[self.loss],)
         self.holds, self.watched = find_holds(graph, self.depends, loss)
@@ -51,6 +52,7 @@ class _Judge:
         smooth = self.smooth_from_parameters()
         better = [p for p in candidates if graph.outputs[p] in smooth] or candidates
         named = [p for p in better if "loss" in request.output_paths[p].lower()]
+        self.loss_in_doubt = len(candidates) > 1 or not smooth.intersection(graph.outputs[p] for p in candidates)
         return next(iter(named or better), None)
 
     def smooth_from_parameters(self) -> set[int]:
@@ -99,6 +101,7 @@ class _Judge:
             entered=_prefixes([*(s.place for s in sites), *(h.place for h in self.holds)]),
             inlined=frozenset(self.graph.inlined),
             exact_tests=self.request.exact_tests,
+            loss_in_doubt=self.loss_in_doubt,
         )
 
     def commits(self) -> tuple[tuple[int, int], ...]:

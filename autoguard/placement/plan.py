@@ -57,6 +57,7 @@ class Plan:
         commit_all: the verdict waits for the tests of the new state as well.
         entered: call paths of the programs that hold a site.
         inlined: call paths of programs that are evaluated as part of the program around them.
+        loss_in_doubt: more than one output could be the loss, or the one that is does not look like one.
         exact_tests: no test may make a NaN of its own (debug mode, where checkify would see it).
     """
 
@@ -69,6 +70,7 @@ class Plan:
     entered: frozenset[Path] = frozenset()
     inlined: frozenset[Path] = frozenset()
     exact_tests: bool = False
+    loss_in_doubt: bool = False
 
     def tests_at(self) -> dict[tuple[Path, int], list[Site]]:
         """The sites by call path and equation position."""

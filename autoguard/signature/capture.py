@@ -55,7 +55,7 @@ def capture(
         containers=tuple(recorder.containers),
         static=tuple((name, describe(value)) for item in static.items() for name, value in named_values(*item)),
         metadata=tuple(recorder.metadata),
-        keywords=tuple(sorted(set(keywords) & set(arguments))),
+        keywords=tuple(sorted(set(keywords) & (set(arguments) | set(static)))),
         exact=Exact(tuple(trees), tuple(recorder.avals)),
     )
 

@@ -38,6 +38,12 @@ class Call:
     static_tokens: Mapping[Token, Any]
     learned: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def keywords(self) -> tuple[str, ...]:
+        """The arguments that were passed by keyword."""
+        fixed = (token for token in self.static_tokens if isinstance(token, str))
+        return (*(name for name, token in self.tokens if isinstance(token, str)), *fixed)
+
 
 class Convention(Protocol):
     """What guarding has to know about a function's arguments and outputs.
@@ -138,10 +144,9 @@ class PlainConvention:
         """The signature is known at once."""
         named = {name: value for name, value, _ in _dynamic(call, call.args, call.kwargs)}
         original = concrete and {n: v for n, v, _ in _dynamic(concrete, concrete.args, concrete.kwargs)}
-        keywords = [name for name, token in call.tokens if isinstance(token, str)]
         announce(
-            capture(function, named, call.static, original, keywords=keywords),
-            tuple(sorted_items(call.static_tokens)),
+            capture(function, named, call.static, original, keywords=call.keywords),
+            tuple(sorted_items(call.static)),
             None,
         )
         yield
@@ -194,7 +199,7 @@ def placement_of(jit_keywords: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in jit_keywords.items() if name.startswith(("static_", "donate_"))}
 
 
-def sorted_items(static: Mapping[Token, Any]) -> list[tuple[Token, Any]]:
+def sorted_items(static: Mapping[Any, Any]) -> list[tuple[Any, Any]]:
     """Static values in an order that does not depend on how the call was written."""
     return sorted(static.items(), key=lambda item: str(item[0]))
 

@@ -5,7 +5,7 @@ of equal structure and avals. Where several fit, the name of the argument decide
 otherwise the argument stays unpaired: returned gradients and averaged copies look just like parameters.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,6 +64,7 @@ def pair(
     *,
     chosen: Sequence[tuple[str, str]] | None = None,
     bare: bool = False,
+    flows: Callable[[int, int], bool] = lambda argument, output: True,
 ) -> Pairing:
     """Pairs arguments with output subtrees.
 
@@ -73,8 +74,9 @@ def pair(
         out_tree: structure of the outputs.
         out_avals: avals of the flat outputs.
         chosen: what the user says, as (argument name, output path); nothing else is paired then.
-        bare: pair arguments that are a single array even if they are not donated. (They are not by default: a
-            learning rate is not the predecessor of a loss.)
+        bare: pair arguments that are a single array even if they are not donated.
+        flows: whether an output (second position) can be the successor of an argument that is a single array (first
+            position): a learning rate is not the predecessor of a loss, though both are scalars.
 
     Raises:
         ConfigError: `chosen` names an argument or output that does not exist or does not fit.
@@ -82,16 +84,19 @@ def pair(
     subtrees = _subtrees(out_tree)
 
     def fits(argument: Argument, subtree: _Subtree) -> bool:
-        return argument.tree == subtree.tree and all(
-            _same(in_avals[i], out_avals[o])
-            for i, o in zip(argument.positions, range(subtree.start, subtree.stop), strict=True)
-        )
+        if argument.tree != subtree.tree:
+            return False
+        pairs = list(zip(argument.positions, range(subtree.start, subtree.stop), strict=True))
+        plausible = chosen is not None or not _is_leaf(argument.tree) or flows(*pairs[0])
+        return plausible and all(_same(in_avals[i], out_avals[o]) for i, o in pairs)
 
     if chosen is not None:
         found = {a.name: _matched(a, s) for a, s in _chosen(chosen, arguments, subtrees, fits)}
         return Pairing({a.name: found[a.name] for a in arguments if a.name in found}, {})
     candidates = [a for a in arguments if a.positions and (a.donated or bare or not _is_leaf(a.tree))]
-    return _unambiguous(candidates, _grouped(candidates, in_avals), subtrees, fits)
+    # Large ones first: what is left over for the small ones lies outside of them.
+    groups = sorted(_grouped(candidates, in_avals), key=lambda g: (-g[0].tree.num_leaves, -g[0].tree.num_nodes))
+    return _unambiguous(candidates, groups, subtrees, fits)
 
 
 def _unambiguous(
@@ -152,6 +157,8 @@ def _chosen(chosen: Any, arguments: Sequence[Argument], subtrees: Sequence[_Subt
             raise ConfigError(
                 f"state[{name!r}]={path!r}: that output differs from the argument in structure, shape or dtype."
             )
+        if any(by_path[path].start < s.stop and s.start < by_path[path].stop for _, s in found):
+            raise ConfigError(f"state[{name!r}]={path!r}: that output is already the new value of another argument.")
         found.append((by_name[name], by_path[path]))
     return found
 

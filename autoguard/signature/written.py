@@ -1,15 +1,10 @@
-"""What `flax.nnx.jit` writes back, found in the structure of what its inner function returns.
+"""The layout of what the function inside `flax.nnx.jit` takes and returns.
 
-Graph mode returns `(arguments, keyword arguments, result)`, where the state in each argument mirrors what came in. The
-other modes return `(result, updates)`, where each update knows the path of the variable that it is for.
+Graph mode returns `(arguments, keyword arguments, result)`, the other modes `(result, updates)`.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
-
-import jax
-
-from autoguard.signature.convention import Call
 
 
 def returned_part(out_tree: Any) -> tuple[Any, int]:
@@ -18,12 +13,6 @@ def returned_part(out_tree: Any) -> tuple[Any, int]:
     if len(parts) == 3:
         return parts[2], parts[0].num_leaves + parts[1].num_leaves
     return parts[0], 0
-
-
-def written_from(call: Call, out_tree: Any) -> dict[int, int]:
-    """For each flat output that is written back, the position of the flat argument that it replaces."""
-    parts = out_tree.children()
-    return dict(_mirrored(call, parts) if len(parts) == 3 else _updated(call, out_tree))
 
 
 def inner_keywords(
@@ -46,55 +35,3 @@ def inner_keywords(
             "out_shardings": (written, None, wrapper.jax_out_shardings),
         }
     return inner | {"out_shardings": (outs, list(pure.update_shardings))}
-
-
-def _inputs(call: Call) -> Iterator[tuple[int | str, Any, int]]:
-    """(token, structure, position of the first leaf) of each dynamic argument, in flat order."""
-    start = 0
-    tokens = sorted(t for _, t in call.tokens if isinstance(t, int))
-    for token, value in zip(tokens, call.args, strict=True):
-        tree = jax.tree.structure(value)
-        yield token, tree, start
-        start += tree.num_leaves
-    for name in sorted(call.kwargs):
-        tree = jax.tree.structure(call.kwargs[name])
-        yield name, tree, start
-        start += tree.num_leaves
-
-
-def _mirrored(call: Call, parts: Any) -> Iterator[tuple[int, int]]:
-    outputs: dict[int | str, tuple[Any, int]] = {}
-    start = 0
-    keywords = parts[1].node_data()[1] or ()  # static ones have a place here too
-    for part, keys in ((parts[0], range(len(parts[0].children()))), (parts[1], keywords)):
-        for key, child in zip(keys, part.children(), strict=False):
-            outputs[key] = (child, start)
-            start += child.num_leaves
-    for token, tree, first in _inputs(call):
-        child, begin = outputs.get(token, (None, 0))
-        if child is not None and child.num_leaves == tree.num_leaves:
-            yield from ((begin + k, first + k) for k in range(tree.num_leaves))
-
-
-def _updated(call: Call, out_tree: Any) -> Iterator[tuple[int, int]]:
-    places: dict[str, int] = {}
-    for token, tree, first in _inputs(call):
-        leaves = jax.tree.unflatten(tree, range(first, first + tree.num_leaves))
-        for path, position in jax.tree_util.tree_flatten_with_path(leaves)[0]:
-            places[_key(token) + jax.tree_util.keystr(path)] = position
-    _, updates = jax.tree.unflatten(out_tree, range(out_tree.num_leaves))
-    for group in updates:
-        for path, variable in zip(group.paths, group.leaves, strict=True):
-            for rest, position in jax.tree_util.tree_flatten_with_path(variable)[0]:
-                # The first key says `args` or `kwargs`; which argument it is, the second.
-                source = places.get(_key(_token(path[1])) + jax.tree_util.keystr((*path[2:], *rest)))
-                if source is not None:
-                    yield position, source
-
-
-def _token(key: Any) -> int | str:
-    return key.idx if hasattr(key, "idx") else key.key
-
-
-def _key(token: int | str) -> str:
-    return f"{token!r}:"

@@ -20,7 +20,6 @@ from autoguard.report.message import handled_too_often, nonfinite_message, obser
 HERE = os.path.relpath(__file__)
 HERE = __file__ if HERE.startswith("..") else HERE
 
-FOUND = 'out[1] (taken for the loss; if it is not, say which is: loss="out[...]")'
 LOG = "guard the logarithm: jnp.log(jnp.maximum(x, eps)), or jax.scipy.special.xlogy for p * log(p)"
 DIVISION = "guard the division: jnp.where(d == 0, 1, d) as denominator, or add an epsilon to it"
 WHERE = "a where() around it hides the value but not its gradient: guard the argument inside the where() too"
@@ -69,7 +68,7 @@ def test_in_the_forward_pass(value, kind, keywords):
         f'  at       {line("log")} in train_step.<locals>.loss    jnp.log(p["w"])',
         "  reads    f32[2]",
         f"  gives    f32[2]: {kind}",
-        f"  reached  {FOUND}",
+        "  reached  out[1] (the loss)",
         "  state    params is as before this call",
         f"  next     {LOG}",
     ]
@@ -169,7 +168,7 @@ def test_received():
         "train_step, call 1: x was not finite when the call began.",
         "",
         "  received  x f32[2]: 1 NaN",
-        f"  reached   {FOUND}",
+        "  reached   out[1] (the loss)",
         "  state     params is as before this call",
         "  next      find out what put it into x: the step itself did not",
     ]
@@ -183,7 +182,7 @@ def test_received_in_several_places_and_kinds():
         "",
         "  received  params['w'] f32[4]: 1 NaN, 2 +Inf, 1 -Inf",
         "  received  x f32[4]: 1 +Inf",
-        f"  reached   {FOUND}",
+        "  reached   out[1] (the loss)",
         "  state     params is as before this call",
         "  next      find out what put it into params['w']: the step itself did not",
     ]
@@ -249,7 +248,7 @@ def test_side_effects_are_not_repeated():
 
 def test_a_constant():
     constant = np.array([1, np.nan], np.float32)
-    gradient = autoguard.jit(lambda p: jax.grad(lambda q: jnp.sum(q * constant))(p))  # constant
+    gradient = autoguard.jit(jax.grad(lambda q: jnp.sum(q * constant)))  # constant
     place = line("constant")
     assert message(gradient, array(1, 1)) == [
         "<lambda>, call 1: a constant of the program is not finite.",
@@ -259,6 +258,25 @@ def test_a_constant():
         "  reached  out",
         "  state    no argument was changed",
         "  next     look for the array or number that the function closes over",
+    ]
+
+
+def test_a_metric_that_is_taken_for_the_loss():
+    @autoguard.jit
+    def step(p, x):
+        grad = jax.grad(lambda q: jnp.sum(q * x))(p)
+        return p - grad, {"accuracy": jnp.sum(x) / jnp.sum(x * 0), "count": jnp.sum(x)}  # doubt
+
+    assert message(step, array(1, 1), array(1, 1)) == [
+        "step, call 1: the first non-finite value is made by `div` in the forward pass.",
+        "",
+        (f"  at       {line('doubt')} in test_a_metric_that_is_taken_for_the_loss.<locals>.step    "
+        "jnp.sum(x) / jnp.sum(x * 0)"),
+        "  reads    f32[], f32[]",
+        "  gives    f32[]: +Inf",
+        "  reached  out[1]['accuracy'] (taken for the loss; if it is not, say which is: loss=\"out[...]\")",
+        "  state    no argument was changed",
+        f"  next     {DIVISION}",
     ]
 
 
@@ -384,7 +402,7 @@ REPORT = FailureReport(
     function="train_step",
     outputs=("out[0]['w']",),
     reason="gradient",
-    loss_found=False,
+    loss_in_doubt=False,
     after=False,
     site=OPERATION,
     nan=None,
@@ -478,7 +496,7 @@ REASONS = {"loss": " (the loss)", "state": " (new state)"}
         ({"reason": "state"}, "out[0]['w'] (new state)"),
         ({"reason": "loss"}, "out[0]['w'] (the loss)"),
         (
-            {"reason": "loss", "loss_found": True},
+            {"reason": "loss", "loss_in_doubt": True},
             "out[0]['w'] (taken for the loss; if it is not, say which is: loss=\"out[...]\")",
         ),
         ({"outputs": ("out[1]", "out[2]"), "reason": "state"}, "out[1] and out[2] (new state)"),

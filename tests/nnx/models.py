@@ -32,14 +32,14 @@ class Block(nnx.Module):
 
 
 class Gate(nnx.Module):
-    """The gradient of `open` is NaN where the gate is shut; the value is not."""
+    """The gradient of its width is NaN where the gate is shut; the value is not."""
 
     def __init__(self):
         self.strength = nnx.Param(jnp.float32(1))
 
     def __call__(self, x, shut):
-        open = jnp.where(shut, 0.0, jnp.sqrt(jnp.where(shut, 0.0, 1.0) * self.strength))  # <- here
-        return x * (1 + open)
+        width = jnp.where(shut, 0.0, jnp.sqrt(jnp.where(shut, 0.0, 1.0) * self.strength))  # <- here
+        return x * (1 + width)
 
 
 class Net(nnx.Module):

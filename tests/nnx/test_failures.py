@@ -1,5 +1,8 @@
 """After a failed call model and optimizer are what they were, to the bit, and the story names the module."""
 
+import inspect
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -49,6 +52,7 @@ def test_nothing_has_changed(options):
         error = failure(guarded, model, optimizer, FAULTS[name])
         assert bits(model, optimizer) == before
         assert_told_what_was_there(error, name, values)
+    assert_gate_is_blamed(error)
     loss = guarded(model, optimizer, net_batch())
     assert_close((loss, model, optimizer), (plain(other, other_optimizer, net_batch()), other, other_optimizer))
     assert len(guarded.traces) == 1
@@ -66,9 +70,8 @@ def assert_told_what_was_there(error, name, values):
     assert "model and optimizer are as before this call" in str(error)
 
 
-@pytest.mark.parametrize("donated", [(), (0, 1)], ids=["kept", "donated"])
-def test_loss_only_and_infinity(donated):
-    guarded = autoguard.nnx.jit(train_step, donate_argnums=donated)
+def test_loss_only_and_infinity():
+    guarded = autoguard.nnx.jit(train_step, donate_argnums=(0, 1))
     model, optimizer = net()
     before, values = bits(model, optimizer), plain_data((model, optimizer))
     for name in ("loss", "infinity"):
@@ -93,18 +96,16 @@ def test_the_first_call_may_fail():
 # Where it was.
 
 
-@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
-def test_gradient_in_a_module_of_the_user(mode):
-    error = failure(autoguard.nnx.jit(train_step, **mode), *net(), FAULTS["gradient"])
+def assert_gate_is_blamed(error):
     site = error.report.site
     assert site == error.site
     assert site.phase == "backward pass"
     assert site.module == ("Net", "Gate")
     assert site.location.function == "Gate.__call__"
-    assert site.location.file == __file__.replace("test_failures", "models")
+    assert site.location.file == inspect.getfile(Gate)
     assert site.location.line == marked_line(Gate.__call__)
     assert "jnp.sqrt" in site.location.source
-    assert "in       Net / Gate" in str(error)
+    assert re.search("^  in +Net / Gate$", str(error), re.M)
 
 
 class Deep(nnx.Module):
@@ -118,11 +119,10 @@ class Deep(nnx.Module):
         return self.out(x)
 
 
-@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
-def test_module_of_flax(mode):
+def test_module_of_flax():
     model = Deep(nnx.Rngs(0))
     model.blocks[1].norm.scale[...] = jnp.full(3, 3e38)
-    error = failure(autoguard.nnx.jit(fit, **mode), model, adam(model), X * 100, Y)
+    error = failure(autoguard.nnx.jit(fit), model, adam(model), X * 100, Y)
     site = error.site
     assert site.module == ("Deep", "Block", "LayerNorm")
     assert site.location.function == "Block.__call__"
@@ -174,9 +174,12 @@ class Recomputed(nnx.Module):
         return self.out(nnx.remat(lambda layer, x: layer(x))(self.layers, x))
 
 
-@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
-@pytest.mark.parametrize("network", [Scanned, Recomputed])
-def test_inside_a_transformation_of_flax(mode, network):
+@pytest.mark.parametrize(
+    ("network", "mode"),
+    [(Scanned, {}), (Scanned, MODES["tree"]), (Scanned, MODES["no_updates"]), (Recomputed, {})],
+    ids=["scan", "scan-tree", "scan-no_updates", "remat"],
+)
+def test_inside_a_transformation_of_flax(network, mode):
     model = network(nnx.Rngs(0))
     optimizer = adam(model)
     guarded = autoguard.nnx.jit(fit, **mode)
@@ -261,8 +264,7 @@ def test_keywords_and_static_values(mode, donated):
     assert len(error.state) == 2
 
 
-@pytest.mark.parametrize("donated", [(), (0,), (1,)])
-def test_static_value_between(donated):
+def test_static_value_between():
     guarded = autoguard.nnx.jit(
         lambda factor, model, x, optimizer, y: fit(model, optimizer, x * factor, y),
         static_argnums=0,
