@@ -130,25 +130,25 @@ def _capture(fun: Callable[..., Any], call: Call) -> tuple[Any, Any]:
     args = list(call.args)
     for number in numbers:
         args.insert(number, call.static_tokens[number])
-    target = functools.partial(fun, **keywords) if keywords else fun
+    target = functools.partial(fun, **keywords)  # made anew: JAX must not find an earlier trace of it
     make = jax.make_jaxpr(target, static_argnums=numbers, return_shape=True)
     closed, shapes = make(*args, **call.kwargs)
     return closed, jax.tree.structure(shapes)
 
 
 class _Flows:
-    """Whether an output can be the successor of a single array: a floating one is moved by a gradient."""
+    """Whether an output can be the successor of a single array: it is made from it, and moved by what it causes."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
-        made = [v for visit in gradient_visits(graph) for v in visit.outs if graph.values[v].floating]
-        self._depends = reachable(graph, made)
+        self._made = {v for visit in gradient_visits(graph) for v in visit.outs if graph.values[v].floating}
+        self._depends = reachable(graph, self._made)
 
     def __call__(self, argument: int, output: int) -> bool:
-        source, target = self._graph.inputs[argument], self._graph.outputs[output]
-        if self._graph.values[source].floating:
-            return target in self._depends
-        return target in reachable(self._graph, [source])
+        reached = reachable(self._graph, [self._graph.inputs[argument]])
+        target = self._graph.outputs[output]
+        gets_gradient = self._graph.values[target].floating and not reached.isdisjoint(self._made)
+        return target in (self._depends if gets_gradient else reached)
 
 
 def _committed(pairing: Pairing, donated: frozenset[int], options: Options, commits_all: bool) -> frozenset[int]:

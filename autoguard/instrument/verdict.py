@@ -113,15 +113,16 @@ class Verdict:
         held = self._held(path, opened)
         if path in self._plan.inlined:
             return _Open(code, held, tuple(inner))
-        for finding in inner:
+        # Loops and branches that hold nothing themselves are excused with the program around them.
+        below = [lax.select(held & (finding > self._last), jnp.int32(HANDLED), finding) for finding in inner]
+        for finding in below:
             held = held | (finding < 0)
         excused = held & (code > self._last)
-        code = lax.select(excused, jnp.int32(0), jnp.int32(code))
-        failing = first_code([lax.max(c, jnp.int32(0)) for c in (code, *inner)])
-        handled = excused
-        for finding in inner:
-            handled = handled | (finding == HANDLED)
-        quiet = lax.select(handled, jnp.int32(HANDLED), lax.select(held, jnp.int32(_HELD), jnp.int32(0)))
+        own = lax.select(excused, jnp.int32(HANDLED), jnp.int32(code))
+        failing = first_code([lax.max(c, jnp.int32(0)) for c in (own, *below)])
+        quiet = lax.select(held, jnp.int32(_HELD), jnp.int32(0))
+        for finding in (own, *below):
+            quiet = lax.min(quiet, finding)
         return lax.select(failing > 0, failing, quiet)
 
     def _held(self, path: Path, opened: Sequence[_Open]) -> Any:

@@ -202,9 +202,11 @@ class _Heard:
             if any(str(key).startswith("_") for key in path):
                 continue
             where = _dotted(name + "".join(f"[{key!r}]" for key in path))
-            if isinstance(attribute, _PLAIN):
+            if _is_graph_node(attribute):
+                self.objects[where] = type(attribute)
+            elif isinstance(attribute, _PLAIN):
                 self.static[where] = attribute
-            elif callable(attribute) and not _is_graph_node(attribute):
+            elif callable(attribute):
                 self.objects[where] = attribute
 
 

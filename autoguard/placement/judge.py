@@ -39,8 +39,8 @@ class _Judge:
         An accuracy does not: it comes from a comparison.
         """
         request, graph = self.request, self.graph
-        if request.loss != "automatic":
-            return request.loss
+        if request.loss != "automatic" or not self.made:
+            return None if request.loss == "automatic" else request.loss
         candidates = []
         for position, value in enumerate(graph.outputs):
             made = graph.values[value]

@@ -4,10 +4,12 @@ import collections
 import copy
 import dataclasses
 import functools
+import gc
 import inspect
 import logging
 import pickle
 import warnings
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -205,6 +207,7 @@ TABLE = [
 ]  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:backend and device argument:DeprecationWarning")
 @pytest.mark.parametrize(("fun", "keywords", "calls"), [pytest.param(*row[1:], id=row[0]) for row in TABLE])
 def test_same_results_as_jax(fun, keywords, calls):
     plain, guarded = jax.jit(fun, **keywords), autoguard.jit(fun, **keywords)
@@ -545,6 +548,51 @@ def test_it_works_after_all_caches_were_cleared():
     jax.clear_caches()
     assert_same(guarded(*args), before)
     assert [trace.counted for trace in guarded.traces] == [True, False]
+
+
+def test_mutable_references_as_arguments():
+    def accumulate(total, x):
+        value, grad = jax.value_and_grad(lambda y: jnp.sum(y**2))(x)
+        total[...] = total[...] + grad
+        return value
+
+    def run(jit):
+        total, function = jax.new_ref(ones(2)), jit(accumulate)
+        return [float(function(total, ones(2))) for _ in range(2)], total[...].tolist()
+
+    assert run(autoguard.jit) == run(jax.jit) == ([2, 2], [5, 5])
+
+
+def test_on_a_mesh():
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    row, whole = (jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes)) for axes in (("d",), ()))
+    keywords = {"in_shardings": (whole, {"x": row, "y": None}), "out_shardings": (whole, None), "donate_argnums": 0}
+
+    def arguments():
+        return {"w": ones(3, 2), "b": ones(2)}, {"x": ones(4, 3), "y": ones(4, 2)}
+
+    assert_same(autoguard.jit(step, **keywords)(*arguments()), jax.jit(step, **keywords)(*arguments()))
+
+
+def test_a_call_keeps_nothing_alive():
+    guarded = autoguard.jit(step)
+    params, batch = step_call()[0]
+    watched = [weakref.ref(leaf) for leaf in jax.tree.leaves((params, batch))]
+    out = guarded(params, batch)
+    watched += [weakref.ref(leaf) for leaf in jax.tree.leaves(out)]
+    del params, batch, out
+    gc.collect()
+    assert [ref() for ref in watched] == [None] * len(watched)
+
+
+def test_a_guarded_function_can_be_collected():
+    guarded = autoguard.jit(lambda x: x + 1)
+    guarded(1.0)
+    watched = weakref.ref(guarded._self_guard)
+    del guarded
+    jax.clear_caches()
+    gc.collect()
+    assert watched() is None
 
 
 def test_the_compiled_program_bears_the_name_of_the_function(caplog):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.experimental import checkify
+from jax.sharding import PartitionSpec as P
 
 import autoguard
 
@@ -34,6 +35,12 @@ def smooth(x):
 
 
 X = jnp.linspace(0.1, 0.4, 3)
+MESH = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+
+
+def newton(g, x):
+    return lax.fori_loop(0, 9, lambda i, y: y - g(y) / 2, x)
+
 
 TRANSFORMATIONS = {
     "grad": lambda f: jax.grad(f)(0.5),
@@ -54,6 +61,13 @@ TRANSFORMATIONS = {
     "switch": lambda f: jax.grad(lambda x: lax.switch(1, [lambda x: x, f], x))(0.5),
     "map": lambda f: lax.map(f, X),
     "eval_shape": lambda f: jax.eval_shape(f, 0.5),
+    "hessian": lambda f: jax.jacrev(jax.grad(f))(0.5),
+    "named_call": lambda f: jax.named_call(f, name="outer")(0.5),
+    "closure_convert": lambda f: jax.closure_convert(f, 0.5)[0](0.5),
+    "associative_scan": lambda f: lax.associative_scan(lambda a, b: f(a + b), X[:2]),
+    "export": lambda f: jax.export.export(f)(jax.ShapeDtypeStruct((), jnp.float32)).call(jnp.float32(0.5)),
+    "shard_map": lambda f: jax.shard_map(f, mesh=MESH, in_specs=P("d"), out_specs=P("d"))(X),
+    "custom_root": lambda f: lax.custom_root(lambda x: f(x) - 1.0, 0.5, newton, lambda g, y: y / g(1.0)),
     "checkify": lambda f: checkify.checkify(f)(0.5)[1],
     "pure_callback": lambda f: jax.jit(
         lambda x: jax.pure_callback(lambda v: np.asarray(f(v)), jax.ShapeDtypeStruct((), jnp.float32), x)
@@ -107,6 +121,31 @@ def test_calls_at_top_level_and_inside_do_not_share_a_program(first):
         else:
             assert jax.grad(guarded)(2.0) == 100
             assert guarded(2.0) == 102
+
+
+def test_named_axes_reach_inside():
+    guarded = autoguard.jit(lambda x: lax.psum(x, "i"))
+    assert (
+        jax.vmap(guarded, axis_name="i")(X).tolist() == jax.vmap(lambda x: lax.psum(x, "i"), axis_name="i")(X).tolist()
+    )
+
+
+def test_linear_transpose():
+    assert jax.linear_transpose(autoguard.jit(lambda x: x * 3), 1.0)(2.0) == (6,)
+
+
+def test_a_guarded_function_called_while_another_is_traced_computes_at_once():
+    inner = autoguard.jit(lambda x: x * 3)
+
+    @autoguard.jit
+    def outer(x):
+        with jax.ensure_compile_time_eval():
+            constant = inner(jnp.float32(2))
+            assert float(constant) == 6
+        return jax.grad(lambda y: y**2 * constant)(x)
+
+    assert outer(1.5) == 18
+    assert [leaf.kind for leaf in outer.signature.leaves] == ["python"]
 
 
 def test_nothing_is_instrumented():

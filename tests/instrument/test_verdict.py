@@ -5,6 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import autoguard
+
 from autoguard.instrument.verdict import code_of, first_code, is_nonfinite
 from autoguard.placement.plan import Site
 
@@ -84,3 +86,28 @@ def test_code_of_a_site():
     lenient = Site(17, ((), 0, 0), "gradient", nan_only=True)
     assert int(code_of(lenient, jnp.array([1, jnp.inf]))) == 0
     assert int(code_of(lenient, jnp.array([1, jnp.nan]))) == 17
+
+
+def held_inside_a_scan(w, xs):
+    def step(w, x):
+        value, gradient = jax.value_and_grad(lambda w: ((w["a"] * x) ** 2).sum())(w)
+        finite = jnp.isfinite(gradient["a"]).all()
+        return jax.tree.map(lambda w, g: jnp.where(finite, w - 0.1 * g, w), w, gradient), value
+
+    return jax.lax.scan(step, w, xs)
+
+
+def test_nothing_outlives_its_trace():
+    w, xs = {"a": jnp.ones(2)}, jnp.ones((3, 2))
+    with jax.checking_leaks():
+        guarded = autoguard.jit(held_inside_a_scan)
+        guarded(w, xs)
+        guarded(w, xs.at[1].set(jnp.nan))
+        assert guarded.handled == 1
+
+        # Nor when a failed call is run again.
+        with pytest.raises(autoguard.NonFiniteError) as caught:
+            autoguard.jit(jax.grad(lambda w: jax.lax.scan(lambda h, x: (h + jnp.log(w * x), None), 0.0, xs[:, 0])[0]))(
+                0.0
+            )
+        assert not caught.value.report.not_replayed

@@ -126,6 +126,18 @@ def test_nan_in_a_metric_is_told_once_and_counted():
         autoguard.jit(step, checks="outputs")(*args)
 
 
+@pytest.mark.parametrize("bad", [0, 28, 39])
+def test_only_the_metric_that_is_bad_is_told(bad):
+    def step(w, bad):
+        return jax.grad(lambda w: (w * w).sum())(w), [jnp.where(bad == k, jnp.nan, 1.0) * w for k in range(40)]
+
+    guarded = autoguard.jit(step)
+    with pytest.warns(autoguard.AutoguardWarning) as caught:
+        guarded(jnp.ones(2), bad)
+    assert len(caught) == 1
+    assert dict(guarded.observed) == {f"out[1][{bad}]": 1}
+
+
 def test_nothing_is_judged_without_gradients():
     guarded = autoguard.jit(jnp.log)
     assert np.isneginf(guarded(jnp.zeros(2))).all()

@@ -228,6 +228,19 @@ def test_momentum_that_looks_like_the_parameters(make, logged):
     assert logged() == []
 
 
+def test_counters(logged):
+    def step(w, count, rate, x):
+        gradient = jax.grad(lambda w: ((x * w["a"]) ** 2).sum())(w)
+        return jax.tree.map(lambda w, g: w - rate * g, w, gradient), count + 1, rate * 0.9
+
+    for count in (jnp.int32(3), jnp.uint32(3)):
+        args = {"a": jnp.ones(3)}, jnp.copy(count), jnp.float32(0.1)
+        before = bits(args)
+        error = failure(autoguard.jit(step, donate_argnums=(0, 1, 2)), *args, jnp.full(3, jnp.nan))
+        assert bits(error.state) == before
+    assert logged() == []
+
+
 def test_state_that_is_named_wrongly():
     step, params, state = training()
     for chosen, text in (

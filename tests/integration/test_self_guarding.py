@@ -167,6 +167,34 @@ def test_inside_a_scan():
     assert guarded.handled == 1
 
 
+WRAPS = {
+    "scan": lambda f, w, xs: lax.scan(lambda h, x: (f(h, w, x), None), jnp.float32(0), xs)[0],
+    "cond": lambda f, w, xs: lax.cond(w > 0, f, lambda h, w, x: h, w, w, xs[0]),
+    "checkpoint": lambda f, w, xs: jax.checkpoint(f)(w, w, xs[0]),
+}
+
+
+@pytest.mark.parametrize("name", WRAPS)
+def test_handled_where_a_loop_is_tested_inside(name):
+    @jax.custom_vjp
+    def clip_gradient(x):
+        return x
+
+    # A judgement stops where the cotangent is clipped, which is inside the loop, the branch or the block.
+    clip_gradient.defvjp(lambda x: (x, None), lambda _, g: (jnp.clip(g, -1.0, 1.0),))
+
+    def step(w, xs):
+        layer = lambda h, w, x: clip_gradient(jnp.sin(h * w + x))  # noqa: E731
+        value, gradient = jax.value_and_grad(lambda w: WRAPS[name](layer, w["a"], xs) ** 2)(w)
+        return where(finite(gradient), moved(w, gradient), w), value
+
+    guarded = autoguard.jit(step)
+    w = tree(jnp.float32(1))
+    guarded(w, ONES)
+    guarded(w, BAD)
+    assert guarded.handled == 1
+
+
 # What looks like a guard, and lets bad state pass.
 
 LEAKS = {
