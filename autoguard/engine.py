@@ -98,7 +98,7 @@ class Engine:
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """A call at top level."""
-        number = next(self._numbers)
+        number, outer = next(self._numbers), _current.call
         _current.call = (args, kwargs, number)
         try:
             outs, coded = self.jitted(*args, **kwargs)
@@ -106,7 +106,7 @@ class Engine:
             error.call = number
             raise
         finally:
-            _current.call = None  # a reference kept would keep the caller's arrays alive
+            _current.call = outer  # a reference kept would keep the caller's arrays alive
         code = int(np.asarray(coded.code))
         if code == 0:
             return outs

@@ -34,7 +34,7 @@ class Program:
         plan: where it is tested.
         call: the arguments as traced (avals in place of values), by the function's convention.
         convention: that convention.
-        in_tree, out_tree: structures of the flat arguments and outputs.
+        out_tree: structure of the outputs.
         input_paths, output_paths: key paths of the flat arguments and outputs.
         pairing: which output is the new value of which argument.
         donated: positions of donated flat arguments.
@@ -46,7 +46,6 @@ class Program:
     plan: Plan
     call: Call
     convention: Convention
-    in_tree: Any
     out_tree: Any
     input_paths: tuple[str, ...]
     output_paths: tuple[str, ...]
@@ -88,7 +87,7 @@ def capture_program(
     """
     closed, out_tree = _capture(fun, call)
     jaxpr, _ = compat.open_jaxpr(closed)
-    flat, in_tree = jax.tree.flatten((call.args, dict(call.kwargs)))
+    flat = jax.tree.leaves((call.args, dict(call.kwargs)))
     in_avals, out_avals = [v.aval for v in jaxpr.invars], [v.aval for v in jaxpr.outvars]
     output_paths = convention.output_paths(call, out_tree)
     skips = options.on_failure == "skip" and options.mode != "observe"
@@ -118,7 +117,7 @@ def capture_program(
     checks = summarise(graph, plan, output_paths, [input_paths[i] for i in legal.found], pairing.unpaired)
     _announce(function, checks)
     return Program(
-        function, closed, plan, _without_values(call), convention, in_tree, out_tree, input_paths, output_paths,
+        function, closed, plan, _without_values(call), convention, out_tree, input_paths, output_paths,
         pairing, donated, checks,
     )  # fmt: skip
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from autoguard.config import Options
 from autoguard.diagnosis.evidence import diagnose, is_gone
@@ -69,6 +70,8 @@ class Reaction:
         leaves = jax.tree.leaves(outs)
         for position in notes.observed:
             path = program.output_paths[position]
+            if bool(jnp.isfinite(leaves[position]).all()):
+                continue  # the last bit stands for several outputs
             if path not in self.observed:
                 message = observed_message(program.function, number, path, leaves[position])
                 if options.mode == "observe":

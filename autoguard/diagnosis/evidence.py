@@ -70,7 +70,8 @@ def _rows(program: Program, flat: Sequence[Any], relevant: set[int]) -> tuple[di
     try:
         return replay(program.closed, program.graph, flat, relevant), ""
     except Exception as error:  # the failure itself must arrive, whatever becomes of its story
-        logger.warning("autoguard could not run the failed call again: %s: %s", type(error).__name__, error)
+        first = (str(error).splitlines() or [""])[0]
+        logger.warning("autoguard could not run the failed call again: %s: %s", type(error).__name__, first)
         return None, f"running it again failed with {type(error).__name__}"
 
 

@@ -131,7 +131,7 @@ class Verdict:
             held = held if finding.held is None else held | finding.held
         for place, hold in self._holds.items():
             if place[0] == path:
-                predicate = jnp.asarray(self._values[place]) != 0
+                predicate = jnp.asarray(self._values.pop(place)) != 0  # no tracer may outlive its trace
                 held = held | (predicate if hold.holds_when else ~predicate)
         return held
 

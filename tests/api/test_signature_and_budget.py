@@ -372,7 +372,9 @@ def contexts():
     yield lambda: jax.default_device(jax.devices()[0])
 
 
-@pytest.mark.parametrize("context", contexts(), ids="matmul_precision rank_promotion x64 debug_nans device".split())
+@pytest.mark.parametrize(
+    "context", list(contexts()), ids="matmul_precision rank_promotion x64 debug_nans device".split()
+)
 def test_another_configuration_context_has_a_budget_of_its_own(context):
     guarded = autoguard.jit(add_one, max_traces=1)
     guarded(ones(2))

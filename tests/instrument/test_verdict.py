@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import autoguard
-
 from autoguard.instrument.verdict import code_of, first_code, is_nonfinite
 from autoguard.placement.plan import Site
 

@@ -52,6 +52,20 @@ def custom_rule(jit):
     return nnx.grad(jit(lambda model, x: steep(model(x)).sum()))(small()[0], X)
 
 
+def closing_over(jit, model, optimizer):
+    inner = jit(fit)
+    return jit(lambda model, optimizer: inner(model, optimizer, X, Y))(model, optimizer)
+
+
+def gradient_in_a_step(jit, model, optimizer):
+    loss_fn = jit(mean_square)
+
+    def step(model, optimizer, x):
+        optimizer.update(model, nnx.grad(loss_fn)(model, x))
+
+    return jit(step)(model, optimizer, X)
+
+
 AROUND = {
     "grad": lambda jit: nnx.grad(jit(mean_square))(small()[0], X),
     "value_and_grad": gradient_with_statistics,
@@ -74,14 +88,8 @@ AROUND = {
         )
     ),
     "guard": with_state(lambda jit, model, optimizer: jit(lambda *args: jit(fit)(*args, Y))(model, optimizer, X)),
-    "guard that closes over the batch": with_state(
-        lambda jit, model, optimizer: jit(lambda m, o, inner=jit(fit): inner(m, o, X, Y))(model, optimizer)
-    ),
-    "grad in a step": with_state(
-        lambda jit, model, optimizer: jit(
-            lambda m, o, x, loss_fn=jit(mean_square): o.update(m, nnx.grad(loss_fn)(m, x)),
-        )(model, optimizer, X)
-    ),
+    "guard that closes over the batch": with_state(closing_over),
+    "grad in a step": with_state(gradient_in_a_step),
     "eval_shape": lambda jit: str(nnx.eval_shape(jit(apply), small()[0], X)),
     "creation": lambda jit: jit(lambda: net()[0])(),
     "disable_jit": with_state(lambda jit, model, optimizer: without_jit(jit(fit), model, optimizer, X, Y)),

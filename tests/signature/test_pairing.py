@@ -64,7 +64,7 @@ def test_the_moments_inside_an_optimizer_state_are_no_candidates_once_it_has_its
     assert pairs({"o": OPT, "p": PARAMS}, (OPT, PARAMS)) == {"o": [0, 1, 2, 3, 4], "p": [5, 6]}
 
 
-@pytest.mark.parametrize("order", itertools.permutations(["p", "m", "both"]))
+@pytest.mark.parametrize("order", list(itertools.permutations(["p", "m", "both"])))
 def test_the_order_of_the_arguments_does_not_matter(order):
     arguments = {"p": "*", "m": {"mu": "*"}, "both": ["*", {"mu": "*"}]}
     found = pairs({name: arguments[name] for name in order}, (["*", {"mu": "*"}], {"mu": "*"}, "*"))
