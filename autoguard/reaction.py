@@ -2,7 +2,7 @@
 
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -31,10 +31,7 @@ class Reaction:
         self.handled = 0
         self.observed: dict[str, int] = {}
         self._lock = threading.Lock()
-        self._row: tuple[int, int] = (
-            0,
-            0,
-        )  # call number of the latest failed or handled step, and how many in a row
+        self._row = (0, 0)  # call number of the latest failed or handled step, and how many in a row
 
     def bind(self, options: Options, deliver: Callable[[Exception, Any], Any] | None = None) -> Callable[..., Any]:
         """The reaction under one set of options; `deliver` raises the error, or sees to it that it is raised."""
@@ -47,10 +44,14 @@ class Reaction:
             kwargs: Mapping[str, Any],
             outs: Any,
         ) -> Any:
-            if code < 0:
-                self._note(program, code, number, outs, options)
+            call = _Call(program, code, number, args, kwargs, outs)
+            try:
+                error = self._note(call, options) if code < 0 else self._fail(call, options)
+            except AutoguardWarning as warning:  # somebody has made warnings errors
+                error = warning
+            if error is None:
                 return outs
-            return self._fail(_Failure(program, code, number, args, kwargs, outs), options, deliver or _raise)
+            return (deliver or _raise)(error, call.with_old_state() if code > 0 else outs)
 
         return react
 
@@ -60,48 +61,55 @@ class Reaction:
             self._row = (number, length + 1 if number == latest + 1 else 1)
             return self._row[1]
 
-    def _note(self, program: Program, code: int, number: int, outs: Any, options: Options) -> None:
-        notes = read_notes(code, program.plan)
+    def _note(self, call: "_Call", options: Options) -> Exception | None:
+        """Counts what is no failure; returns an error if there has been too much of it."""
+        program, number = call.program, call.number
+        notes = read_notes(call.code, program.plan)
         if notes.handled:
             self.handled += 1
             row = self._in_a_row(number)
             if row > options.max_skips and options.mode != "observe":
-                raise NonFiniteError(handled_too_often(program.function, number, row), call=number)
-        leaves = jax.tree.leaves(outs)
+                named = arguments_by_name(program, call.state_after())
+                state = tuple(named[name] for name in program.pairing.pairs) or None
+                return NonFiniteError(handled_too_often(program.function, number, row), call=number, state=state)
+        leaves = jax.tree.leaves(call.outs)
         for position in notes.observed:
             path = program.output_paths[position]
             if bool(jnp.isfinite(leaves[position]).all()):
                 continue  # the last bit stands for several outputs
-            if path not in self.observed:
-                message = observed_message(program.function, number, path, leaves[position])
-                if options.mode == "observe":
-                    logger.warning("%s", message)
-                else:
-                    warnings.warn(message, AutoguardWarning, stacklevel=calling_stacklevel())
             self.observed[path] = self.observed.get(path, 0) + 1
+            if self.observed[path] > 1:
+                continue
+            message = observed_message(program.function, number, path, leaves[position])
+            if options.mode == "observe":
+                logger.warning("%s", message)
+            else:
+                warnings.warn(message, AutoguardWarning, stacklevel=calling_stacklevel())
+        return None
 
-    def _fail(self, failure: "_Failure", options: Options, deliver: Callable[[Exception, Any], Any]) -> Any:
+    def _fail(self, call: "_Call", options: Options) -> Exception | None:
+        """Does what the options say about a failure; returns the error if it is to be raised."""
         if options.mode == "observe":
-            logger.warning("%s", failure.error())
-            return failure.outs
+            logger.warning("%s", call.error())
+            return None
         if options.on_failure == "warn":
-            warnings.warn(str(failure.error()), AutoguardWarning, stacklevel=calling_stacklevel())
-            return failure.outs
+            warnings.warn(str(call.error()), AutoguardWarning, stacklevel=calling_stacklevel())
+            return None
         if options.on_failure == "skip":
             self.skipped += 1
-            row = self._in_a_row(failure.number)
+            row = self._in_a_row(call.number)
             if row <= options.max_skips:
-                logger.warning("%s, call %d: skipped, not finite.", failure.program.function, failure.number)
-                return failure.outs
-        return deliver(failure.error(), failure.with_old_state())
+                logger.warning("%s, call %d: skipped, not finite.", call.program.function, call.number)
+                return None
+        return call.error()
 
 
 def _raise(error: Exception, outs: Any) -> Any:
     raise error
 
 
-class _Failure:
-    """One failed call, on its way to an exception."""
+class _Call:
+    """One call that was not all well."""
 
     def __init__(
         self,
@@ -115,20 +123,22 @@ class _Failure:
         self.program, self.code, self.number, self.outs = program, code, number, outs
         call = program.convention.split(args, kwargs)
         self.flat = jax.tree.leaves((call.args, dict(call.kwargs)))
-        self._restore()
-
-    def _restore(self) -> None:
-        """Puts the old values of donated arguments, which the program has handed back, where they were."""
-        program = self.program
-        site = program.plan.sites[self.code - 1]
-        leaves = jax.tree.leaves(self.outs)
-        self.lost: set[int] = set()
-        if not site.after:
-            self.flat = list(self.flat)
-            for out, arg in program.plan.commits:
-                if is_gone(self.flat[arg]):
-                    self.flat[arg] = leaves[out]
+        # Where the new state stood behind the verdict, the program has handed the old values back.
+        if code > 0 and not program.plan.sites[code - 1].after:
+            self.flat = self._from_outputs(program.plan.commits)
         self.lost = {i for i, leaf in enumerate(self.flat) if is_gone(leaf)}
+
+    def _from_outputs(self, pairs: Iterable[tuple[int, int]]) -> list[Any]:
+        """The flat arguments, with outputs in the place of those that were donated."""
+        leaves, flat = jax.tree.leaves(self.outs), list(self.flat)
+        for out, arg in pairs:
+            if is_gone(flat[arg]):
+                flat[arg] = leaves[out]
+        return flat
+
+    def state_after(self) -> list[Any]:
+        """The flat arguments as the program left them, where they were donated."""
+        return self._from_outputs(pair for pairs in self.program.pairing.pairs.values() for pair in pairs)
 
     def with_old_state(self) -> Any:
         """The outputs with the old value of every state leaf that is still there in place of its new one."""

@@ -59,7 +59,8 @@ def same_static_values(key: TraceKey, comparison: Comparison) -> bool:
     a function made anew in each epoch is not: that is what the budget is there to notice.
     """
     closed, changed = comparison
-    visible = any(d.cause == "static" and d.now != d.recorded for d in changed)
+    # What is there on one side only is a matter of structure, and no other combination.
+    visible = any(d.cause == "static" and d.now != d.recorded and MISSING not in (d.now, d.recorded) for d in changed)
     return key.static_key == closed.key.static_key and not visible
 
 

@@ -79,7 +79,7 @@ def test_not_donated():
     assert bits((params, state)) == before
     assert bits(error.state) == before
     assert bits([error.inputs[name] for name in ("params", "opt_state")]) == before
-    assert "params and opt_state are as before this call" in str(error)
+    assert "no argument was changed" in str(error)
 
 
 # What a failure leaves of donated state.

@@ -18,19 +18,26 @@ from tests.nnx.models import (
     MODES,
     X,
     Y,
+    adam,
     assert_close,
     bits,
     fit,
-    net,
-    net_batch,
     plain_data,
     small,
-    train_step,
 )
 from tests.zoo.failing import failure, marked_line
 
 every_mode = pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
-BAD = net_batch(x=net_batch()["x"].at[2, 1].set(jnp.nan))
+
+
+class Noisy(nnx.Module):
+    def __init__(self, rngs):
+        self.norm = nnx.BatchNorm(3, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+        self.linear = nnx.Linear(3, 1, rngs=rngs)
+
+    def __call__(self, x):
+        return self.linear(self.dropout(self.norm(x)))
 
 
 def divided(*objects):
@@ -43,16 +50,17 @@ def divided(*objects):
 @pytest.mark.parametrize("donated", [(), (0, 1)], ids=["kept", "donated"])
 @every_mode
 def test_skip(mode, donated):
-    guarded = autoguard.nnx.jit(train_step, on_failure="skip", donate_argnums=donated, **mode)
-    model, optimizer = net()
-    guarded(model, optimizer, net_batch())
+    guarded = autoguard.nnx.jit(fit, on_failure="skip", donate_argnums=donated, **mode)
+    model = Noisy(nnx.Rngs(0))
+    optimizer = adam(model)
+    guarded(model, optimizer, X, Y)
     random, rest = divided(model, optimizer)
-    assert np.isnan(guarded(model, optimizer, BAD))
+    assert np.isnan(guarded(model, optimizer, BAD_X, Y))
     random_after, rest_after = divided(model, optimizer)
     assert rest_after == rest
     assert random_after != random  # or the same noise would fail again
     assert guarded.skipped == 1
-    assert np.isfinite(guarded(model, optimizer, net_batch()))
+    assert np.isfinite(guarded(model, optimizer, X, Y))
     assert divided(model, optimizer)[1] != rest
     assert guarded.skipped == 1
 
@@ -92,6 +100,41 @@ def test_too_many_skips_in_a_row(donated):
         assert error.call == 6
         assert bits(model, optimizer) == before
     guarded(model, optimizer, X, Y)
+
+
+@pytest.mark.parametrize("donated", [(), (0, 1)], ids=["kept", "donated"])
+def test_program_that_holds_its_state_back(donated):
+    guarded = autoguard.nnx.jit(fit, donate_argnums=donated)
+    model, optimizer = small(optax.apply_if_finite(optax.adam(0.1), 100))
+    guarded(model, optimizer, X, Y)
+    before = bits(model)
+    with autoguard.override(max_skips=2):
+        for _ in range(2):
+            guarded(model, optimizer, BAD_X, Y)
+        assert guarded.handled == 2
+        with pytest.raises(autoguard.NonFiniteError, match="held its own update back 3 times in a row"):
+            guarded(model, optimizer, BAD_X, Y)
+    assert bits(model) == before
+    guarded(model, optimizer, X, Y)
+    assert bits(model) != before
+
+
+@pytest.mark.parametrize("donated", [(), (0, 1)], ids=["kept", "donated"])
+def test_warnings_as_errors(donated):
+    # What a test suite does. Donated state has to survive its own warnings.
+    def step(model, optimizer, x, y):
+        return fit(model, optimizer, x, y), jnp.log(y.sum() - 4)
+
+    observed = autoguard.nnx.jit(step, donate_argnums=donated)
+    warned = autoguard.nnx.jit(fit, donate_argnums=donated, on_failure="warn")
+    for guarded, x in ((observed, X), (warned, BAD_X)):
+        model, optimizer = small()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", autoguard.AutoguardWarning)
+            with pytest.raises(autoguard.AutoguardWarning):
+                guarded(model, optimizer, x, Y)
+        assert model(X).shape == (4, 1)
+        assert optimizer.step[...] <= 1
 
 
 @pytest.mark.parametrize("donated", [(), (0, 1)], ids=["kept", "donated"])
