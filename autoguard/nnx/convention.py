@@ -204,7 +204,7 @@ class _Heard:
             where = _dotted(name + "".join(f"[{key!r}]" for key in path))
             if _is_graph_node(attribute):
                 self.objects[where] = type(attribute)
-            elif isinstance(attribute, _PLAIN):
+            elif isinstance(attribute, _PLAIN) and isinstance(path[-1], str):  # elements of a tuple say little
                 self.static[where] = attribute
             elif callable(attribute):
                 self.objects[where] = attribute

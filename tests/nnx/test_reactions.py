@@ -55,7 +55,8 @@ def test_skip(mode, donated):
     optimizer = adam(model)
     guarded(model, optimizer, X, Y)
     random, rest = divided(model, optimizer)
-    assert np.isnan(guarded(model, optimizer, BAD_X, Y))
+    # Dropout may keep it from the loss, but not from the running statistics.
+    guarded(model, optimizer, BAD_X, Y)
     random_after, rest_after = divided(model, optimizer)
     assert rest_after == rest
     assert random_after != random  # or the same noise would fail again
