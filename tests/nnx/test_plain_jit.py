@@ -52,7 +52,7 @@ def test_beside_plain_pytrees():
 
 
 def test_after_a_call_with_plain_arrays():
-    guarded = autoguard.jit(lambda model, x: model(x) if callable(model) else x * model)
+    guarded = autoguard.jit(lambda model, x: model(x) if callable(model) else x * model, signature="record")
     np.testing.assert_allclose(guarded(2.0, X), X * 2)
     model = small()[0]
     for _ in range(2):
