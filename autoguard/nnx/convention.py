@@ -13,7 +13,7 @@ from flax import nnx
 from autoguard.signature.capture import capture
 from autoguard.signature.convention import Announce, Call, PlainConvention, key_paths, sorted_items
 from autoguard.signature.pairing import Pairing
-from autoguard.signature.written import returned_part
+from autoguard.signature.written import returned_part, written_back
 from autoguard.tracing.explain import WHOLE_GRAPH
 
 _PLAIN = (bool, int, float, str, type(None))
@@ -65,14 +65,11 @@ class NnxConvention(PlainConvention):
         def noting(*args: Any, **kwargs: Any) -> Any:
             call = self.split(args, kwargs)
             self._trace.leaves = jax.tree.leaves((call.args, dict(call.kwargs)))
-            outs = pure(*args, **kwargs)
-            successors = getattr(self._trace, "successors", None) or {}
-            written: dict[int, int] = {}
-            returned, start = returned_part(jax.tree.structure(outs))
-            for position, leaf in enumerate(jax.tree.leaves(outs)):
-                if not start <= position < start + returned.num_leaves and successors.get(id(leaf)):
-                    written[position] = successors[id(leaf)].pop(0)
-            self._trace.written = written
+            try:
+                outs = pure(*args, **kwargs)
+                self._trace.written = dict(written_back(call, outs, getattr(self._trace, "successors", None) or {}))
+            finally:
+                self._trace.leaves = self._trace.successors = None  # no tracer may outlive its trace
             return outs
 
         return noting
@@ -93,7 +90,7 @@ class NnxConvention(PlainConvention):
         try:
             yield
         finally:
-            self._trace.listener = self._trace.leaves = self._trace.successors = None
+            self._trace.listener = None
 
     def named(self, call: Call, flat: Sequence[Any]) -> Mapping[str, Any]:
         """State as nested dicts by module path, the rest as it is."""

@@ -328,6 +328,41 @@ def test_call_that_would_add_a_variable(donated):
     assert np.isfinite(model.linear.kernel[...]).all()
 
 
+class Trio(nnx.Module):
+    def __init__(self, *values):
+        self.z, self.a, self.m = (nnx.Param(jnp.full(3, value, jnp.float32)) for value in values)
+
+
+@pytest.mark.parametrize("options", [{"donate_argnames": ("target", "learner", "average")}, {"on_failure": "skip"}])
+@pytest.mark.parametrize("keywords", [False, True], ids=["positional", "keywords"])
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+def test_copied_values(mode, keywords, options):
+    # The new value of one variable is the old value of another: each has to get its own old value back.
+    @autoguard.nnx.jit(**mode, **options)
+    def step(target, learner, average, x):
+        loss, gradient = nnx.value_and_grad(lambda learner: ((x @ (learner.z[...] + learner.a[...])) ** 2).mean())(
+            learner
+        )
+        target.z.set_value(average.z.get_value())
+        target.a.set_value(learner.a.get_value())
+        average.a.set_value(learner.z.get_value())
+        average.m.set_value(target.m.get_value())  # which itself does not change
+        old = learner.z.get_value()
+        learner.z.set_value(learner.a.get_value())
+        learner.a.set_value(old - 0.1 * gradient["a"].get_value())
+        return loss
+
+    trios = {"target": Trio(1, 2, 3), "learner": Trio(4, 5, 6), "average": Trio(7, 8, 9)}
+    before = bits(*trios.values())
+    args, kwargs = ((), {**trios, "x": BAD_X}) if keywords else ((*trios.values(), BAD_X), {})
+    if "on_failure" in options:
+        step(*args, **kwargs)
+        assert step.skipped == 1
+    else:
+        failure(step, *args, **kwargs)
+    assert bits(*trios.values()) == before
+
+
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 def test_containers_of_modules(mode):
     @autoguard.nnx.jit(**mode, donate_argnums=0)

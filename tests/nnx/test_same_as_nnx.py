@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -316,6 +318,26 @@ def test_donated_buffers_are_donated():
         guarded(model, optimizer, X, Y)
         assert all(leaf.is_deleted() for leaf in old)
         assert not X.is_deleted()
+
+
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+def test_nothing_outlives_a_trace(mode):
+    with jax.checking_leaks():
+        autoguard.nnx.jit(fit, **mode)(*small(), X, Y)
+
+
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+def test_models_are_let_go(mode):
+    guarded = autoguard.nnx.jit(fit, donate_argnums=(0, 1), **mode)
+    model, optimizer = small()
+    guarded(model, optimizer, X, Y)
+    for x in (BAD_X, X[:3]):
+        with pytest.raises((autoguard.NonFiniteError, autoguard.SignatureError)):
+            guarded(model, optimizer, x, Y[: len(x)])
+    held = [weakref.ref(each) for each in (model, optimizer, model.linear.kernel[...])]
+    del model, optimizer
+    gc.collect()
+    assert [ref() for ref in held] == [None] * 3
 
 
 # Placement.
