@@ -1,6 +1,7 @@
 """Where an operation stands in the user's source, and what encloses it."""
 
 import contextlib
+import itertools
 import linecache
 import os
 import re
@@ -18,6 +19,8 @@ _LIBRARIES = re.compile(
     r"[\\/](?:site|dist)-packages[\\/](jax|jaxlib|flax|optax|chex|orbax|wrapt|distrax|haiku|equinox)[\\/]"
 )
 _MACHINERY = re.compile(r"[\\/]flax[\\/]nnx[\\/](transforms|extract|graph|object|module)")
+# `Net.__call__`, and functions made inside of it.
+_CALL = re.compile(r"(\w+)\.__call__(?:$|\.<locals>)")
 _NOT_MODULES = re.compile(
     r"^(jit\(.*\)|jvp\(.*\)|transpose\(.*\)|rematted_computation|checkpoint|remat|while|body|cond)$"
 )
@@ -50,8 +53,8 @@ def _module(visit: Visit) -> tuple[str, ...]:
     for eqn in (*visit.callers, visit.eqn):
         frames = compat.user_frames(eqn)
         frames = [f for f in frames if not _MACHINERY.search(f.file)]
-        calls = [f.function.removesuffix(".__call__") for f in frames if f.function.endswith(".__call__")]
-        names = [name.rpartition(">.")[2] for name in reversed(calls)]
+        found = filter(None, (_CALL.search(f.function) for f in reversed(frames)))
+        names = [name for name, _ in itertools.groupby(match[1] for match in found)]
         # The frames of an equation in a loop body begin at the body, or repeat those of the loop itself.
         chain = names if names[: len(chain)] == chain else chain + names
     return tuple(chain)

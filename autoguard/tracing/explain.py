@@ -25,10 +25,10 @@ class Explanation:
 
 
 def explain(comparisons: Sequence[Comparison]) -> Explanation:
-    """The earlier trace with the fewest differences explains; among equals the first."""
+    """The earlier trace with the fewest differences explains; among equals one with equal static values, the first."""
     if not comparisons:
         return Explanation(FIRST_CALL)
-    closest, changed = min(comparisons, key=lambda comparison: len(comparison[1]))
+    closest, changed = min(comparisons, key=lambda comparison: (len(comparison[1]), _is_visible(comparison[1])))
     if not changed:
         return Explanation(CLEARED_CACHE, (), closest.trace)
     return Explanation(CAUSES[changed[0].cause], changed, closest.trace)
@@ -46,7 +46,9 @@ def changes(now: TraceKey, before: TraceKey) -> tuple[Difference, ...]:
         found.append(_static_look_alike(now))
     objects = _named_changes(now.objects_key, before.objects_key, "static")
     # A whole graph differs wherever anything in it does: it only speaks where nothing else has been found.
-    found += [d for d in objects if d.path != WHOLE_GRAPH] or ([] if found else objects)
+    # What is there on one side only, the structure tells already.
+    parts = [d for d in objects if d.path != WHOLE_GRAPH and MISSING not in (d.now, d.recorded)]
+    found += parts or ([] if found else objects)
     found += _named_changes(now.extra_key, before.extra_key, "placement")
     found += _named_changes(now.context, before.context, "context")
     return tuple(sorted(found, key=lambda difference: _RANK[difference.cause]))
@@ -60,8 +62,12 @@ def same_static_values(key: TraceKey, comparison: Comparison) -> bool:
     """
     closed, changed = comparison
     # What is there on one side only is a matter of structure, and no other combination.
-    visible = any(d.cause == "static" and d.now != d.recorded and MISSING not in (d.now, d.recorded) for d in changed)
-    return key.static_key == closed.key.static_key and not visible
+    return key.static_key == closed.key.static_key and not _is_visible(changed)
+
+
+def _is_visible(changed: Sequence[Difference]) -> bool:
+    """Whether any static value reads differently."""
+    return any(d.cause == "static" and d.now != d.recorded and MISSING not in (d.now, d.recorded) for d in changed)
 
 
 def _static_look_alike(now: TraceKey) -> Difference:
