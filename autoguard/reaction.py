@@ -1,5 +1,6 @@
 """What happens after a call that was not all well: counters, warnings that come once, and the failure itself."""
 
+import functools
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -121,16 +122,27 @@ class _Call:
         outs: Any,
     ) -> None:
         self.program, self.code, self.number, self.outs = program, code, number, outs
-        call = program.convention.split(args, kwargs)
-        self.flat = jax.tree.leaves((call.args, dict(call.kwargs)))
-        # Where the new state stood behind the verdict, the program has handed the old values back.
-        if code > 0 and not program.plan.sites[code - 1].after:
-            self.flat = self._from_outputs(program.plan.commits)
-        self.lost = {i for i, leaf in enumerate(self.flat) if is_gone(leaf)}
+        self._arguments = args, kwargs
 
-    def _from_outputs(self, pairs: Iterable[tuple[int, int]]) -> list[Any]:
+    # Taken apart only when asked for: an output that is non-finite at each call must not cost a walk over the state.
+    @functools.cached_property
+    def flat(self) -> list[Any]:
+        """The flat arguments, at their values before the call where these are still to be had."""
+        call = self.program.convention.split(*self._arguments)
+        flat = jax.tree.leaves((call.args, dict(call.kwargs)))
+        # Where the new state stood behind the verdict, the program has handed the old values back.
+        if self.code > 0 and not self.program.plan.sites[self.code - 1].after:
+            return self._from_outputs(flat, self.program.plan.commits)
+        return flat
+
+    @functools.cached_property
+    def lost(self) -> set[int]:
+        """Positions of the flat arguments that were donated and are gone."""
+        return {i for i, leaf in enumerate(self.flat) if is_gone(leaf)}
+
+    def _from_outputs(self, flat: list[Any], pairs: Iterable[tuple[int, int]]) -> list[Any]:
         """The flat arguments, with outputs in the place of those that were donated."""
-        leaves, flat = jax.tree.leaves(self.outs), list(self.flat)
+        leaves, flat = jax.tree.leaves(self.outs), list(flat)
         for out, arg in pairs:
             if is_gone(flat[arg]):
                 flat[arg] = leaves[out]
@@ -138,7 +150,7 @@ class _Call:
 
     def state_after(self) -> list[Any]:
         """The flat arguments as the program left them, where they were donated."""
-        return self._from_outputs(pair for pairs in self.program.pairing.pairs.values() for pair in pairs)
+        return self._from_outputs(self.flat, (pair for pairs in self.program.pairing.pairs.values() for pair in pairs))
 
     def with_old_state(self) -> Any:
         """The outputs with the old value of every state leaf that is still there in place of its new one."""
