@@ -22,7 +22,7 @@ from autoguard.errors import (
 from autoguard.signature.signature import Signature
 
 if TYPE_CHECKING:
-    from autoguard import nnx
+    from autoguard import extend, nnx
 
 __version__ = importlib.metadata.version("jax-autoguard")
 
@@ -38,6 +38,7 @@ __all__ = [
     "ValueAssertionError",
     "__version__",
     "config",
+    "extend",
     "jit",
     "nnx",
     "override",
@@ -46,6 +47,6 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     # flax is an optional dependency, and importing it takes longer than importing all of autoguard.
-    if name == "nnx":
-        return importlib.import_module("autoguard.nnx")
+    if name in ("nnx", "extend"):
+        return importlib.import_module(f"autoguard.{name}")
     raise AttributeError(f"module 'autoguard' has no attribute {name!r}")

@@ -55,6 +55,7 @@ def jit(fun: Any = MISSING, /, **keywords: Any) -> Any:
             protect: when new state is committed: `"gradients"` (loss and gradients are finite), `"all"` (the new
                 state is, too) or `"off"`.
             on_failure: `"raise"`, `"skip"` (keep the old state, go on) or `"warn"`.
+            strict: True makes it an error if an equation holds something that cannot be entered (a kernel, a callback).
 
     Returns:
         The guarded function: callable as `fun` is, a `jax.stages.Wrapped`, with `signature`, `signatures`, `traces`,

@@ -13,6 +13,7 @@ from typing import Any
 import chex
 import jax
 import jax.extend as jex
+from jax import lax
 from jax._src import api_util as _api_util
 from jax._src import config as _jax_config
 from jax._src import core as _jax_core
@@ -20,6 +21,29 @@ from jax._src import source_info_util as _source_info
 from jax._src.named_sharding import UNSPECIFIED
 from jax.core import Tracer
 from jax.extend import source_info_util
+
+
+def _primitives(*homes: tuple[str, str]) -> tuple[Any, ...]:
+    """Those of some primitives without a public name that this JAX has."""
+    found = []
+    for module, name in homes:
+        try:
+            found.append(getattr(importlib.import_module(f"jax._src.{module}"), name))
+        except (ImportError, AttributeError):
+            continue
+    return tuple(found)
+
+
+# 0.10-0.12; eval_jaxpr and xla_metadata_call: 0.12.
+WRITTEN_OUT = _primitives(
+    ("core", "eval_jaxpr_p"),
+    ("custom_batching", "custom_vmap_p"),
+    ("custom_derivatives", "linear_call_p"),
+    ("custom_derivatives", "remat_opt_p"),
+    ("hijax", "call_hi_primitive_p"),
+)
+SHARD_MAP = _primitives(("shard_map", "shard_map_p"))
+XLA_METADATA = _primitives(("xla_metadata", "xla_metadata_call_p"))
 
 Jaxpr = jex.core.Jaxpr
 ClosedJaxpr = jex.core.ClosedJaxpr
@@ -183,7 +207,7 @@ def bind_checkpoint(eqn: JaxprEqn, fun: Callable[..., Sequence[Any]], args: Sequ
 
 
 # Effects that a second run may drop (0.10-0.12: their classes have no public name).
-HARMLESS_EFFECTS = frozenset(("DebugEffect", "OrderedDebugEffect", "ErrorEffect"))
+HARMLESS_EFFECTS = frozenset(("DebugEffect", "OrderedDebugEffect", "ErrorEffect", "InternalMutableArrayEffect"))
 
 
 @dataclass(frozen=True)
@@ -215,6 +239,62 @@ def _frames(traceback: Any) -> list[Frame]:
         Frame(f.file_name, f.function_name, f.start_line, f.start_column, f.end_line, f.end_column)
         for f in _source_info.user_frames(traceback)
     ]
+
+
+def is_ref(value: Any) -> bool:
+    """Whether a value or its aval is a mutable array (0.10-0.12: its type has no public name)."""
+    return type(getattr(value, "aval", value)).__name__ == "AbstractRef"
+
+
+def hi_program(eqn: JaxprEqn) -> Any:
+    """The program of a rematerialised block under `jax_remat3` (0.12: it stands in an object, not in a parameter)."""
+    held = eqn.params["_prim"]
+    return held.jaxpr if type(held).__name__ == "RematTraced" else None
+
+
+def is_hi_name(eqn: JaxprEqn) -> bool:
+    """Whether an equation only names a value for a checkpoint policy under `jax_remat3` (0.12)."""
+    return type(eqn.params.get("_prim")).__name__ in ("CheckpointName", "CheckpointNameFwd")
+
+
+def may_lose_devices(eqn: JaxprEqn) -> list[bool]:
+    """For each result of a shard_map: whether it may show one device's value of several that are not the same."""
+    params = eqn.params
+    axes = frozenset(shard_map_axes(eqn))
+    if params["check_vma"]:
+        return [False] * len(eqn.outvars)
+    named = [
+        {name for entry in spec for name in (entry if isinstance(entry, tuple) else (entry,))}
+        for spec in params["out_specs"]
+    ]
+    return [not axes <= names for names in named]
+
+
+def shard_map_axes(eqn: JaxprEqn) -> tuple[str, ...]:
+    """The mesh axes over which a shard_map maps, in the order of the mesh (0.10: `newly_manual_axes` too)."""
+    manual = eqn.params["newly_manual_axes"] if "newly_manual_axes" in eqn.params else eqn.params["manual_axes"]
+    return tuple(name for name in eqn.params["mesh"].axis_names if name in manual)
+
+
+def varying(value: Any) -> Any:
+    """Inside `shard_map`: the value as one that may differ between devices, as findings do."""
+    aval: Any = jax.typeof(value)
+    already = aval.manual_axis_type.varying  # 0.10-0.12: private
+    axes = tuple(a for a in jax.sharding.get_abstract_mesh().manual_axes if a not in already)
+    return lax.pcast(value, axes, to="varying") if axes else value
+
+
+def bind_cond(eqn: JaxprEqn, branches: Sequence[Callable[..., Sequence[Any]]], args: Sequence[Any]) -> list[Any]:
+    """A cond equation with other branches, which keeps for which platform each of them is."""
+    index, *operands = args
+    jaxprs = tuple(jax.make_jaxpr(lambda *inner, b=branch: list(b(*inner)))(*operands) for branch in branches)
+    return eqn.primitive.bind(index, *operands, **dict(eqn.params, branches=jaxprs))
+
+
+def bind_with_program(eqn: JaxprEqn, name: str, fun: Callable[..., Sequence[Any]], args: Sequence[Any]) -> list[Any]:
+    """An equation with another program in one of its parameters."""
+    jaxpr = jax.make_jaxpr(lambda *inner: list(fun(*inner)))(*args)
+    return eqn.primitive.bind(*args, **dict(eqn.params, **{name: jaxpr}))
 
 
 def short_aval(value: Any) -> str:

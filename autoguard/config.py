@@ -32,6 +32,7 @@ class Options:
         state: which output is the new value of which argument, as in `{"params": "out[0]"}`; None finds it.
         protect: when new state is committed: `gradients`, `all` or `off`.
         on_failure: `raise`, `skip` or `warn`.
+        strict: whether an equation that cannot be entered (a kernel, a callback) is an error.
         max_skips: failed (or handled) steps in a row after which `skip` raises.
     """
 
@@ -46,6 +47,7 @@ class Options:
     state: Any = None
     protect: str = "gradients"
     on_failure: str = "raise"
+    strict: bool = False
     max_skips: int = 10
 
 
@@ -68,6 +70,12 @@ def _count(optional: bool) -> Callable[[str, Any], Any]:
         return value
 
     return check
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name}={value!r}: valid values are True and False.")
+    return value
 
 
 def _text(name: str, value: Any) -> str | None:
@@ -132,6 +140,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "state": _paths,
     "protect": _choice("gradients", "all", "off"),
     "on_failure": _choice("raise", "skip", "warn"),
+    "strict": _flag,
     "max_skips": _count(optional=False),
 }
 
@@ -169,6 +178,8 @@ def _parsed(name: str, text: str) -> Any:
         if text.lower() == "none":
             return None
         return int(text) if text.lstrip("-").isdigit() else text
+    if name == "strict":
+        return {"1": True, "true": True, "0": False, "false": False}.get(text.lower(), text)
     return tuple(text.split(",")) if name == "allow_nonfinite" else text
 
 

@@ -115,6 +115,8 @@ def capture_program(
         _require_successors(function, graph, plan, request, in_avals, out_avals)
     input_paths = _input_paths(convention, call, len(flat))
     checks = summarise(graph, plan, output_paths, [input_paths[i] for i in legal.found], pairing.unpaired)
+    if options.strict and checks.opaque and options.mode != "observe":
+        raise ConfigError(_too_opaque(function, checks.opaque))
     _announce(function, checks)
     return Program(
         function, closed, plan, _without_values(call), convention, out_tree, input_paths, output_paths,
@@ -237,6 +239,13 @@ def _without_values(call: Call) -> Call:
 
     args, kwargs = jax.tree.map(outline, (call.args, dict(call.kwargs)))
     return dataclasses.replace(call, args=args, kwargs=kwargs)
+
+
+def _too_opaque(function: str, opaque: Sequence[str]) -> str:
+    return (
+        f"{function}: strict=True, and what these hold cannot be entered: {'; '.join(opaque)}. Their results are judged "
+        "all the same: say strict=False, or teach autoguard the way in with autoguard.extend.register_rule."
+    )
 
 
 def _announce(function: str, checks: Checks) -> None:

@@ -143,14 +143,23 @@ class _Trail:
         if made.literal is not None:
             self._read_constant(value, made.literal)
             return ()
-        if made.maker is None:
-            return graph.back_links.get(value, ())
+        if made.maker is None or compat.is_ref(made.aval):
+            makers = () if made.maker is None else graph.visits[made.maker].ins
+            return (*graph.back_links.get(value, ()), *makers)
         assert self.rows is not None
         row, visit = self.rows.get(made.maker), graph.visits[made.maker]
         if row is None or row.kind == 0:
             return ()
         self.visits.append(visit)
-        return () if row.born else visit.ins
+        return () if self._is_born(visit) else visit.ins
+
+    def _is_born(self, visit: Visit) -> bool:
+        """What is read from a mutable array was made elsewhere, though the array itself was not looked at."""
+        assert self.rows is not None
+        return self.rows[visit.index].born and not self._reads_ref(visit)
+
+    def _reads_ref(self, visit: Visit) -> bool:
+        return any(compat.is_ref(self.graph.values[v].aval) for v in visit.ins)
 
     def _read_constant(self, value: int, constant: Any) -> None:
         counts = _counts(constant)
@@ -167,12 +176,12 @@ class _Trail:
 
     def root(self) -> Visit | None:
         """The first equation with finite operands and a non-finite result; None if the fault was received."""
-        born = [v for v in self.visits if self.rows and self.rows[v.index].born]
+        born = [v for v in self.visits if self._is_born(v)]
         return None if self.received or not born else min(born, key=self._when)
 
     def first_nan(self) -> Visit | None:
         """The first equation that made a NaN of operands without one."""
-        born = [v for v in self.visits if self.rows and self.rows[v.index].born_nan]
+        born = [v for v in self.visits if self.rows and self.rows[v.index].born_nan and not self._reads_ref(v)]
         return min(born, key=self._when) if born else None
 
     def _when(self, visit: Visit) -> tuple[int, ...]:

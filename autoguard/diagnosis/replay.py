@@ -18,6 +18,12 @@ NAN, PLUS_INF, MINUS_INF = 1, 2, 4
 _SILENT = frozenset(("debug_callback", "debug_print", "check"))
 # Their results hold exactly the kinds that their first operand holds, so that it need not be looked at again.
 _MOVERS = frozenset("reshape broadcast_in_dim transpose squeeze expand_dims copy copy_p rev name".split())
+_COLLECTIVES = frozenset(
+    """
+    all_gather all_gather_invariant all_gather_reduced all_to_all pmax pmin ppermute psum psum_invariant
+    ragged_all_to_all reduce_scatter unreduced_psum unreduced_reduce_scatter
+    """.split()
+)
 _KIND, _BEFORE, _COUNTERS = 0, 1, 2
 
 
@@ -91,7 +97,16 @@ class Table:
 
     def nothing(self, path: Path) -> Any:
         """Empty rows."""
-        return jnp.zeros((self._sizes[path], self._width), jnp.int32)
+        return compat.varying(jnp.zeros((self._sizes[path], self._width), jnp.int32))
+
+    def gather(self, path: Path, findings: Any) -> Any:
+        """Row by row: that of the first device that saw something; what a collective reads comes from all of them."""
+        device = jnp.argmax(findings[:, :, _KIND] != 0, axis=0)
+        row = jnp.take_along_axis(findings, device[None, :, None], axis=0)[0]
+        bits = [bit * jnp.any(findings[:, :, _BEFORE] & bit, axis=0) for bit in (NAN, PLUS_INF, MINUS_INF)]
+        names = (v.name for v in self.visits if v.path[: len(path)] == path)
+        collective = np.array([name in _COLLECTIVES for name in names])
+        return row.at[:, _BEFORE].set(jnp.where(collective, sum(bits), row[:, _BEFORE]))
 
     def join(self, path: Path, findings: Sequence[Any | None]) -> Any:
         """The rows one below the other, which is the order of the visits."""
@@ -111,11 +126,10 @@ def _kind_of(value: Any) -> Any:
     if jnp.issubdtype(value.dtype, jnp.complexfloating):
         return _kind_of(value.real) | _kind_of(value.imag)
     value = value.astype(jnp.float32) if value.dtype.itemsize == 1 else value
-    infinite = lax.select(
-        value > 0, lax.full_like(value, PLUS_INF, jnp.int32), lax.full_like(value, MINUS_INF, jnp.int32)
-    )
-    kinds = jnp.where(jnp.isfinite(value), 0, jnp.where(value != value, NAN, infinite))
-    return lax.reduce(kinds, jnp.int32(0), lax.bitwise_or, tuple(range(value.ndim)))
+    # Three booleans rather than one number: over a sharded value only these become a collective everywhere.
+    tests = ((NAN, value != value), (PLUS_INF, value == jnp.inf), (MINUS_INF, value == -jnp.inf))
+    found = (jnp.int32(bit) * jnp.any(test) for bit, test in tests)
+    return sum(found, jnp.int32(0))
 
 
 class _Silent(Interpreter):

@@ -9,7 +9,8 @@ from typing import Any
 
 from autoguard import compat
 from autoguard.instrument.registry import Finding, Monitor, rule_for
-from autoguard.placement.graph import INVARS, Path, inner_programs
+from autoguard.placement.graph import INVARS, Path
+from autoguard.placement.programs import inner_programs
 
 
 class Interpreter:
@@ -39,10 +40,9 @@ class Interpreter:
 
     def equation(self, eqn: Any, ins: Sequence[Any], path: Path) -> tuple[Sequence[Any], Finding | None]:
         """Evaluates one equation, by its rule where there is something to look at inside it."""
-        rule = rule_for(eqn.primitive)
         entered = any(self.monitor.enters((*path, number)) for number in range(len(inner_programs(eqn))))
-        if rule is not None and entered:
-            return rule(self, eqn, ins, path)
+        if entered:
+            return rule_for(eqn.primitive)(self, eqn, ins, path)
         return self.evaluate(eqn, ins), None
 
     def evaluate(self, eqn: Any, ins: Sequence[Any]) -> Sequence[Any]:

@@ -29,6 +29,10 @@ class Monitor(Protocol):
         """The findings of a program from those of its equations, in program order."""
         ...
 
+    def gather(self, path: Path, findings: Finding) -> Finding:
+        """One finding from those of all devices of a map over a mesh, which stand along a new leading axis."""
+        ...
+
     def first(self, before: Finding, now: Finding, path: Path, iteration: Any) -> Finding:
         """In a loop: what was found before stays, else what this iteration found."""
         ...
@@ -69,6 +73,11 @@ def register_rule(*primitives: Any) -> Callable[[Rule], Rule]:
     return register
 
 
-def rule_for(primitive: Any) -> Rule | None:
-    """The rule of a primitive, or None if it is evaluated as it stands."""
-    return _rules.get(primitive)
+def has_rule(primitive: Any) -> bool:
+    """Whether a primitive has a rule."""
+    return primitive in _rules
+
+
+def rule_for(primitive: Any) -> Rule:
+    """The rule of a primitive. Each that holds a program which is entered has one: nothing is skipped silently."""
+    return _rules[primitive]

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from autoguard import compat
 from autoguard.placement.graph import Path, Place
 from autoguard.placement.plan import Plan, Site
 
@@ -100,7 +101,12 @@ class Verdict:
 
     def nothing(self, path: Path) -> Any:
         """All is well."""
-        return jnp.int32(0)
+        return compat.varying(jnp.int32(0))
+
+    def gather(self, path: Path, findings: Any) -> Any:
+        """The smallest failing site of any device; what was only held or handled gives way to it."""
+        failing = lax.reduce_min(lax.select(findings > 0, findings, lax.full_like(findings, _ABOVE_ALL)), (0,))
+        return lax.select(failing == _ABOVE_ALL, lax.reduce_min(findings, (0,)), failing)
 
     def join(self, path: Path, findings: Sequence[Any | None]) -> Any:
         """The smallest failing site of a program; a program that guards itself excuses its own."""

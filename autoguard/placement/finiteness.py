@@ -5,8 +5,7 @@ hands NaN and Inf on, or throws them away on purpose (a mask); it *stops* at the
 them (max, tanh, a denominator, a slice); and it is only *observed* where the use cannot change a result (`isfinite`,
 a debug print). When in doubt a judgement stops: the value is then tested itself.
 
-The table follows what compiled programs do, not what the operation says: XLA's CPU backend drops NaN in max, and
-makes a product with a converted predicate a select.
+What each primitive does stands in `primitives`; here is what depends on the program around it.
 """
 
 import enum
@@ -17,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from autoguard.placement.graph import Graph, Visit, is_floating
+from autoguard.placement.primitives import UNKNOWN, Operand, classification
 
 
 class Reaction(enum.Enum):
@@ -29,16 +29,6 @@ class Reaction(enum.Enum):
 
 MOVES, STOPS, OBSERVES = Reaction.MOVES, Reaction.STOPS, Reaction.OBSERVES
 
-# Every non-finite element of every floating operand leaves a non-finite element in the result.
-_PASSES = frozenset(
-    """
-    abs acosh add add_any all_gather all_to_all asinh broadcast_in_dim cbrt ceil complex concatenate conj copy copy_p
-    cos cosh cumprod cumsum device_put dot_general expand_dims floor log log1p log2 mul name neg optimization_barrier
-    psum psum_invariant pvary reduce_prod reduce_sum reshape rev round sharding_constraint sin sinh split sqrt square
-    squeeze stop_gradient sub tan transpose
-    """.split()
-)
-_OBSERVERS = frozenset("is_finite debug_callback debug_print check".split())
 _COMPARISONS = frozenset("eq ne lt le gt ge eq_to lt_to le_to".split())
 _F32_LIKE = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
 
@@ -46,12 +36,13 @@ _F32_LIKE = ("float16", "bfloat16", "float32", "float64", "complex64", "complex1
 def reaction(graph: Graph, visit: Visit, operand: int) -> Reaction:
     """What becomes of the judgement of one operand of a visited equation."""
     name = visit.name
-    if name in _OBSERVERS:
-        return OBSERVES
     if name in _COMPARISONS:
         return OBSERVES if is_finiteness_question(graph, visit) else STOPS
-    special = _SPECIAL.get(name)
-    moves = name in _PASSES if special is None else special(visit, operand)
+    answer = (classification(visit.eqn.primitive) or UNKNOWN).operand(operand)
+    if answer is Operand.OBSERVES:
+        return OBSERVES
+    keeps = _BY_PARAMETERS.get(name)
+    moves = answer is Operand.PASSES and (keeps is None or keeps(visit))
     return MOVES if moves and _results_can_hold_it(visit) else STOPS
 
 
@@ -86,52 +77,30 @@ def is_infinite_constant(constant: Any) -> bool:
     return bool(np.isinf(wide).any())
 
 
-def _converts(visit: Visit, operand: int) -> bool:
+def _converts(visit: Visit) -> bool:
     return jnp.dtype(visit.eqn.params["new_dtype"]).name in _F32_LIKE
 
 
-def _reduces_precision(visit: Visit, operand: int) -> bool:
+def _reduces_precision(visit: Visit) -> bool:
     # A conversion that keeps an infinity: any IEEE-like format does.
     return visit.eqn.params["exponent_bits"] >= 2 and visit.eqn.params["mantissa_bits"] >= 1
 
 
-def _pads(visit: Visit, operand: int) -> bool:
-    keeps_all = all(low >= 0 and high >= 0 for low, high, _ in visit.eqn.params["padding_config"])
-    return operand == 0 and keeps_all
+def _pads(visit: Visit) -> bool:
+    return all(low >= 0 and high >= 0 for low, high, _ in visit.eqn.params["padding_config"])
 
 
-def _transforms_all(visit: Visit, operand: int) -> bool:
+def _transforms_all(visit: Visit) -> bool:
     # The inverse real transform ignores the imaginary part of some elements.
     return "irfft" not in str(visit.eqn.params["fft_type"]).lower()
 
 
-def _first(visit: Visit, operand: int) -> bool:
-    return operand == 0
-
-
-def _second(visit: Visit, operand: int) -> bool:
-    return operand == 1
-
-
-def _not_predicate(visit: Visit, operand: int) -> bool:
-    return operand > 0
-
-
-def _positive_power(visit: Visit, operand: int) -> bool:
-    return visit.eqn.params["y"] > 0
-
-
-_SPECIAL: dict[str, Callable[[Visit, int], bool]] = {
+_BY_PARAMETERS: dict[str, Callable[[Visit], bool]] = {
     "convert_element_type": _converts,
-    "reduce_precision": _reduces_precision,
-    "pad": _pads,
     "fft": _transforms_all,
-    "div": _first,  # the denominator turns Inf into zero
-    "integer_pow": _positive_power,
-    "select_n": _not_predicate,  # a mask: what is not selected is thrown away on purpose
-    "dynamic_update_slice": _second,  # what is overwritten is lost, what is written is kept
-    "scatter-add": _first,  # updates with indices out of range are dropped
-    "scatter_add": _first,
+    "integer_pow": lambda visit: visit.eqn.params["y"] > 0,
+    "pad": _pads,
+    "reduce_precision": _reduces_precision,
 }
 
 

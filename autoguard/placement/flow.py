@@ -52,7 +52,7 @@ def made_from(graph: Graph, targets: Iterable[int]) -> set[int]:
     while pending:
         value = pending.pop()
         maker = graph.values[value].maker
-        found = graph.back_links.get(value, ()) if maker is None else graph.visits[maker].ins
+        found = [*graph.back_links.get(value, ()), *(() if maker is None else graph.visits[maker].ins)]
         fresh = [v for v in found if v not in seen]
         seen.update(fresh)
         pending.extend(fresh)

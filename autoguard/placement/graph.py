@@ -14,23 +14,11 @@ import jax.numpy as jnp
 from jax import dtypes
 
 from autoguard import compat
+from autoguard.placement.programs import called, inner_programs, is_written_out
 
 INVARS = -1
 Path = tuple[int, ...]
 Place = tuple[Path, int, int]
-
-# Primitives that evaluate one inner program exactly once, with the parameter that holds it.
-CALLS = {
-    "jit": "jaxpr",
-    "pjit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "core_closed_call": "call_jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "remat2": "jaxpr",
-    "checkpoint": "jaxpr",
-}
 
 
 @dataclass(slots=True)
@@ -83,6 +71,7 @@ class Graph:
         default_factory=list
     )  # what chooses the branch of each `cond` with floating results
     inlined: set[Path] = field(default_factory=set)
+    unreplicated: set[int] = field(default_factory=set)  # results of a map over a mesh that show one device's value
     owner: list[int] = field(default_factory=list)  # visit -> position of its outermost equation
     inputs: tuple[int, ...] = ()
     constants: tuple[int, ...] = ()
@@ -102,42 +91,9 @@ class Graph:
 def is_floating(aval: Any) -> bool:
     """Whether values of this kind can be NaN or infinite."""
     dtype = getattr(aval, "dtype", None)
-    if dtype is None or jnp.issubdtype(dtype, dtypes.extended) or dtype == dtypes.float0:
+    if dtype is None or compat.is_ref(aval) or jnp.issubdtype(dtype, dtypes.extended) or dtype == dtypes.float0:
         return False
     return bool(jnp.issubdtype(dtype, jnp.inexact))
-
-
-def called(eqn: Any) -> Any | None:
-    """The inner program of a transparent call, or None."""
-    parameter = CALLS.get(eqn.primitive.name)
-    return None if parameter is None else eqn.params.get(parameter)
-
-
-def _inlines(eqn: Any) -> bool:
-    name = eqn.primitive.name
-    if name in ("jit", "pjit"):
-        return compat.unspecified_shardings(eqn)
-    return name in CALLS and name not in ("remat2", "checkpoint")
-
-
-def is_batched_while(eqn: Any) -> bool:
-    """A `while` under vmap whose lanes stop at different times (its predicate is an array)."""
-    jaxpr, _ = compat.open_jaxpr(eqn.params["cond_jaxpr"])
-    aval: Any = jaxpr.outvars[0].aval
-    return bool(aval.shape)
-
-
-def inner_programs(eqn: Any) -> list[Any]:
-    """The programs that an equation holds and that are entered, in the order of their numbers in a path."""
-    name = eqn.primitive.name
-    if name == "scan":
-        return [eqn.params["jaxpr"]]
-    if name == "while":
-        return [] if is_batched_while(eqn) else [eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]]
-    if name == "cond":
-        return list(eqn.params["branches"])
-    inner = called(eqn)
-    return [] if inner is None else [inner]
 
 
 @dataclass(frozen=True)
@@ -214,12 +170,14 @@ class _Builder:
         programs = inner_programs(eqn)
         if not programs:
             return self.plain(visit)
-        if called(eqn) is not None:
-            if _inlines(eqn):
+        call = called(eqn)
+        if call is not None:
+            if is_written_out(eqn):
                 self.graph.inlined.add((*visit.path, position, 0))
-            return self.enter(programs[0], visit, 0, ins)
+            return self.enter(call.program, visit, 0, [ins[k] for k in call.operands])
         outs = [self.graph.new_value(v.aval, (visit.path, position, k)) for k, v in enumerate(eqn.outvars)]
-        {"scan": self.scan, "while": self.loop, "cond": self.cond}[eqn.primitive.name](visit, outs)
+        kinds = {"scan": self.scan, "while": self.loop, "cond": self.cond, "shard_map": self.shards}
+        kinds[eqn.primitive.name](visit, outs)
         return outs
 
     def plain(self, visit: Visit) -> Sequence[int]:
@@ -232,7 +190,15 @@ class _Builder:
         graph.owner.append((*visit.path, visit.position)[0])
         for operand, value in enumerate(visit.ins):
             graph.uses.setdefault(value, []).append((visit.index, operand))
+            if visit.eqn.effects and compat.is_ref(graph.values[value].aval):
+                self.writes(visit, value)
         return visit.outs
+
+    def writes(self, visit: Visit, ref: int) -> None:
+        """What is written to a mutable array is in it from then on; reading it is an ordinary use."""
+        for value in visit.ins:
+            if self.graph.values[value].floating:
+                self.graph.link(value, ref)
 
     def enter(self, program: Any, visit: Visit, number: int, inputs: Sequence[int], loop: bool = False) -> list[int]:
         jaxpr, consts = compat.open_jaxpr(program)
@@ -246,6 +212,8 @@ class _Builder:
         inner = self.arguments(jaxpr, _inside(visit, number))
         for source, target in zip(sources, inner, strict=True):
             self.graph.link(source, target)
+            if compat.is_ref(self.graph.values[source].aval):
+                self.graph.link(target, source)
         return inner
 
     def scan(self, visit: Visit, outs: Sequence[int]) -> None:
@@ -278,6 +246,15 @@ class _Builder:
             inner = self.own_inputs(branch, visit, number, visit.ins[1:])
             for result, out in zip(self.enter(branch, visit, number, inner), outs, strict=True):
                 self.graph.link(result, out)
+
+    def shards(self, visit: Visit, outs: Sequence[int]) -> None:
+        program = visit.eqn.params["jaxpr"]
+        inner = self.own_inputs(program, visit, 0, visit.ins)
+        loses = compat.may_lose_devices(visit.eqn)
+        for result, out, lossy in zip(self.enter(program, visit, 0, inner), outs, loses, strict=True):
+            self.graph.link(result, out)
+            if lossy:
+                self.graph.unreplicated.add(out)
 
 
 def build(closed: Any) -> Graph:

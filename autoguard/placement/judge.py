@@ -87,12 +87,15 @@ class _Judge:
     def plan(self) -> Plan:
         judged_outputs = self.judged_outputs()
         cut = bool(self.update)
-        self.place_moving(cut)
+        required = self.place_moving(cut)
         for position in judged_outputs:
             self.place_output(position, cut)
         sites = self.numbered()
+        required.update(site.value for site in sites if site.position >= 0)
         return Plan(
             sites=sites,
+            required=len(required),
+            implied=len(required.difference(site.value for site in sites)),
             observed=self.observed(judged_outputs),
             holds=self.holds,
             update=self.update,
@@ -135,10 +138,10 @@ class _Judge:
         gets_gradient = not reachable(self.graph, [self.graph.inputs[argument]]).isdisjoint(self.made)
         return not gets_gradient and self.request.is_legal(argument)
 
-    def place_moving(self, cut: bool) -> None:
-        """Follows each judged value along its uses to where the judgement stops."""
+    def place_moving(self, cut: bool) -> set[int]:
+        """Follows each judged value along its uses to where the judgement stops; returns the values it began with."""
         if self.request.checks == "outputs":
-            return
+            return set()
         graph = self.graph
         sources = self.made
         if self.request.checks == "all":
@@ -154,19 +157,22 @@ class _Judge:
             fresh = [v for v in moved if v not in judged]
             judged.update(fresh)
             pending.extend(fresh)
+        return set(sources)
 
     def follow(self, value: int, cut: bool, legal: set[int]) -> tuple[bool, list[int]]:
         """Whether a judgement stops at this value, and the values that it moves to.
 
         It also stops where the value would meet an infinity that a constant of the program has put there (the initial
-        value of a loop, the other branch): what comes of both could not be told apart.
+        value of a loop, the other branch): what comes of both could not be told apart. It stops where the value is
+        written to a mutable array, and where one device's value stands for those of all.
         """
         graph = self.graph
         inside = cut and _outermost(graph.values[value].place) not in self.update
         stops, moved = False, []
         for target in graph.links.get(value, ()):
             enters_update = inside and _outermost(graph.values[target].place) in self.update
-            if enters_update or (target in legal and value not in legal):
+            ends = not graph.values[target].floating or target in graph.unreplicated
+            if enters_update or ends or (target in legal and value not in legal):
                 stops = True
             else:
                 moved.append(target)

@@ -50,6 +50,9 @@ class Plan:
 
     Attributes:
         sites: the tested values, in program order.
+        required: how many values must be finite.
+        implied: how many of them are not tested themselves, since the test of a later value stands for them (or a mask
+            throws them away, or no result depends on them).
         observed: positions of outputs that may be non-finite but are reported once.
         holds: predicates of a program that guards itself.
         update: positions of the outermost equations that only new state needs.
@@ -62,6 +65,8 @@ class Plan:
     """
 
     sites: tuple[Site, ...]
+    required: int = 0
+    implied: int = 0
     observed: tuple[int, ...] = ()
     holds: tuple[Hold, ...] = ()
     update: frozenset[int] = frozenset()

@@ -7,13 +7,15 @@ from typing import Any
 from jax.extend.core import jaxprs_in_params
 from jax.extend.source_info_util import summarize
 
+from autoguard import compat
 from autoguard.placement.flow import gradient_visits
 from autoguard.placement.graph import Graph, Visit
 from autoguard.placement.plan import Plan
 
 # Their inner program only says how two elements are combined.
 _COMBINES = ("scatter", "reduce", "select_and", "argm", "cum")
-_OPAQUE = frozenset("pallas_call ffi_call pure_callback io_callback custom_call".split())
+# Nothing in their parameters tells that they run something foreign.
+_FOREIGN = frozenset("call_hi_primitive custom_call ffi_call io_callback pure_callback".split())
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,9 @@ class Checks:
     Attributes:
         equations: equations seen, at every depth, each as often as a call path leads to it.
         gradient_producing: how many of them make gradients.
+        required: values that must be finite: what these equations make, what comes of it, state and loss.
         tested: values tested in the program.
+        implied: required values that need no test of their own: that of a later value stands for them.
         observed: key paths of outputs that may be non-finite and are reported once.
         legal: key paths of state that was non-finite at the first call.
         opaque: primitives with an inner program that is not entered, with their source lines; their results are
@@ -35,7 +39,9 @@ class Checks:
 
     equations: int = 0
     gradient_producing: int = 0
+    required: int = 0
     tested: int = 0
+    implied: int = 0
     observed: tuple[str, ...] = ()
     legal: tuple[str, ...] = ()
     opaque: tuple[str, ...] = ()
@@ -46,7 +52,8 @@ class Checks:
     def __str__(self) -> str:
         lines = [
             f"{self.equations} equations seen, {self.gradient_producing} of them make gradients",
-            f"{self.tested} values tested, {self.committed} state leaves committed behind the verdict",
+            f"{self.required} values must be finite: {self.tested} tested, {self.implied} implied by a later test",
+            f"{self.committed} state leaves committed behind the verdict",
         ]
         for label, entries in (("observed", self.observed), ("legal", self.legal), ("opaque", self.opaque)):
             lines.extend(f"{label}: {entry}" for entry in entries)
@@ -69,7 +76,9 @@ def summarise(
     return Checks(
         equations=len(graph.visits),
         gradient_producing=len(gradient_visits(graph)),
+        required=plan.required,
         tested=len(plan.sites),
+        implied=plan.implied,
         observed=tuple(output_paths[p] for p in plan.observed),
         legal=tuple(legal),
         opaque=tuple(dict.fromkeys(_described(v) for v in graph.visits if is_opaque(v))),
@@ -81,8 +90,8 @@ def summarise(
 
 def is_opaque(visit: Visit) -> bool:
     """Whether an equation holds a program (or a foreign function) that is not entered."""
-    if visit.name in _OPAQUE:
-        return True
+    if visit.name in _FOREIGN:
+        return not compat.is_hi_name(visit.eqn)
     holds_program = any(True for _ in jaxprs_in_params(visit.eqn.params))
     return holds_program and not visit.name.startswith(_COMBINES)
 

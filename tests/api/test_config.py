@@ -31,6 +31,7 @@ DEFAULTS = {
     "state": None,
     "protect": "gradients",
     "on_failure": "raise",
+    "strict": False,
     "max_skips": 10,
 }
 
@@ -52,6 +53,8 @@ def test_the_defaults():
         ("loss", "out[1]", "out[1]"),
         ("protect", "off", "off"),
         ("on_failure", "warn", "warn"),
+        ("strict", "1", True),
+        ("strict", "False", False),
         ("max_skips", "2", 2),
         ("signature", "", "enforce"),
     ],
@@ -202,6 +205,13 @@ VALID = {
 }
 
 
+@pytest.mark.parametrize("value", ["nothing", "", None, 1, 0, "true"])
+def test_a_flag_is_true_or_false(value):
+    for way in ways("strict", value):
+        with pytest.raises(autoguard.ConfigError, match="valid values are True and False"):
+            way()
+
+
 def ways(name, value):
     yield lambda: autoguard.config.update(**{name: value})
 
@@ -279,7 +289,7 @@ def test_a_wrong_form_shows_the_right_one(name, value, valid):
             (
                 "unknown variable AUTOGUARD_CHECK: valid variables are AUTOGUARD, AUTOGUARD_SIGNATURE, "
                 "AUTOGUARD_MAX_TRACES, AUTOGUARD_MAX_VARIANTS, AUTOGUARD_CHECKS, AUTOGUARD_ALLOW_NONFINITE, "
-                "AUTOGUARD_LOSS, AUTOGUARD_PROTECT, AUTOGUARD_ON_FAILURE, AUTOGUARD_MAX_SKIPS."
+                "AUTOGUARD_LOSS, AUTOGUARD_PROTECT, AUTOGUARD_ON_FAILURE, AUTOGUARD_STRICT, AUTOGUARD_MAX_SKIPS."
             ),
         ),
     ],

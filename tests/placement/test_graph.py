@@ -113,9 +113,12 @@ def test_while():
     assert compare.ins[0] in graph.links[count.outs[0]]
 
 
-def test_while_under_vmap_is_not_entered():
+def test_while_under_vmap_is_entered():
     graph = graph_of(jax.vmap(lambda x: lax.while_loop(lambda c: c < 5.0, lambda c: c + 1, x)), X)
-    assert names(graph) == ["while"]
+    compare, add = graph.visits
+    assert (compare.name, compare.path) == ("lt", (0, 0))
+    assert (add.name, add.path) == ("add", (0, 1))
+    assert set(graph.links[add.outs[0]]) >= {add.ins[0], compare.ins[0], *graph.outputs}
 
 
 def test_cond():

@@ -10,6 +10,7 @@ from jax.extend.core import primitives
 from autoguard import compat
 from autoguard.instrument.registry import Context, Finding, register_rule
 from autoguard.placement.graph import Path
+from autoguard.placement.programs import is_batched_while
 
 
 @register_rule(primitives.scan_p)
@@ -47,27 +48,77 @@ def loop(context: Context, eqn: Any, args: Sequence[Any], path: Path) -> tuple[S
     n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
     cond_consts, body_consts = args[:n_cond], args[n_cond:][:n_body]
     in_cond, in_body = (*path, 0), (*path, 1)
+    lanes = _Lanes() if is_batched_while(eqn) else _OneLane()
 
     def predicate(carry: Sequence[Any]) -> tuple[Any, Finding]:
         (go_on,), finding = context.run(params["cond_jaxpr"], [*cond_consts, *carry], in_cond)
         return go_on, finding
 
     def body(state: Any) -> Any:
-        _, at_cond, at_body, iteration, carry = state
-        carry, now = context.run(params["body_jaxpr"], [*body_consts, *carry], in_body)
-        at_body = monitor.first(at_body, now, in_body, iteration)
+        going, at_cond, at_body, iteration, carry, extra = state
+        fed, extra = lanes.feed(going, carry, extra)
+        outs, now = context.run(params["body_jaxpr"], [*body_consts, *fed], in_body)
+        carry = lanes.keep(going, outs, carry)
+        at_body = monitor.first(at_body, lanes.believe(now, monitor.nothing(in_body), extra), in_body, iteration)
         if iteration is not None:
             iteration = iteration + 1
-        go_on, now = predicate(carry)
-        return go_on, monitor.first(at_cond, now, in_cond, iteration), at_body, iteration, carry
+        going, now = predicate(carry)
+        return going, monitor.first(at_cond, now, in_cond, iteration), at_body, iteration, carry, extra
 
     start = jnp.int32(0) if monitor.counts_iterations else None
     carry = list(args[n_cond + n_body :])
-    go_on, at_cond = predicate(carry)
-    state = (
-        go_on,
-        monitor.first(monitor.nothing(in_cond), at_cond, in_cond, start),
-        monitor.nothing(in_body),
-    )
-    _, at_cond, at_body, _, carry = lax.while_loop(lambda s: s[0], body, (*state, start, carry))
+    going, at_cond = predicate(carry)
+    at_cond = monitor.first(monitor.nothing(in_cond), at_cond, in_cond, start)
+    state = (going, at_cond, monitor.nothing(in_body), start, carry, lanes.begin(going, carry))
+    _, at_cond, at_body, _, carry, _ = lax.while_loop(lambda s: lanes.any(s[0]), body, state)
     return carry, monitor.join(path, [at_cond, at_body])
+
+
+class _OneLane:
+    """An ordinary loop."""
+
+    def begin(self, going: Any, carry: Sequence[Any]) -> Any:
+        return ()
+
+    def any(self, going: Any) -> Any:
+        return going
+
+    def feed(self, going: Any, carry: Sequence[Any], extra: Any) -> tuple[Sequence[Any], Any]:
+        return carry, extra
+
+    def keep(self, going: Any, outs: Sequence[Any], carry: Sequence[Any]) -> Sequence[Any]:
+        return outs
+
+    def believe(self, finding: Finding, nothing: Finding, extra: Any) -> Finding:
+        return finding
+
+
+class _Lanes:
+    """A loop under vmap whose lanes stop at different times: the body runs on all of them for as long as any goes on.
+
+    What it makes of a lane that has stopped is thrown away, and is not to be looked at. Such a lane is therefore given
+    what it was given in its last iteration, so that only values come up which were really computed. A lane that never
+    ran has no such iteration: where there is one, what is inside the body is not believed, and a value is judged where
+    the loop hands it on.
+    """
+
+    def begin(self, going: Any, carry: Sequence[Any]) -> Any:
+        return jnp.all(going), list(carry)
+
+    def any(self, going: Any) -> Any:
+        return jnp.any(going)
+
+    def feed(self, going: Any, carry: Sequence[Any], extra: Any) -> tuple[Sequence[Any], Any]:
+        all_ran, last = extra
+        fed = self.keep(going, carry, last)
+        return fed, (all_ran, fed)
+
+    def keep(self, going: Any, outs: Sequence[Any], carry: Sequence[Any]) -> list[Any]:
+        return [_select_lanes(going, new, old) for new, old in zip(outs, carry, strict=True)]
+
+    def believe(self, finding: Finding, nothing: Finding, extra: Any) -> Finding:
+        return lax.select(extra[0], finding, nothing)
+
+
+def _select_lanes(going: Any, new: Any, old: Any) -> Any:
+    return jnp.where(lax.expand_dims(going, range(going.ndim, jnp.ndim(new))), new, old)
