@@ -243,8 +243,8 @@ def _without_values(call: Call) -> Call:
 
 def _too_opaque(function: str, opaque: Sequence[str]) -> str:
     return (
-        f"{function}: strict=True, and what these hold cannot be entered: {'; '.join(opaque)}. Their results are judged "
-        "all the same: say strict=False, or teach autoguard the way in with autoguard.extend.register_rule."
+        f"{function}: strict=True, and what these hold cannot be entered: {'; '.join(opaque)}. Their results are "
+        "judged all the same: say strict=False, or teach autoguard the way in with autoguard.extend.register_rule."
     )
 
 

@@ -1,7 +1,11 @@
 """What depends on what in a graph, and which equations make gradients."""
 
 from collections.abc import Iterable
+from typing import Any
 
+from jax.extend.core import jaxprs_in_params
+
+from autoguard import compat
 from autoguard.placement.graph import INVARS, Graph, Visit
 
 
@@ -21,9 +25,16 @@ def has_backward_pass(graph: Graph) -> bool:
 def _under(graph: Graph, transform: str) -> list[Visit]:
     def last(visit: Visit) -> bool:
         relevant = [t for t in visit.transforms if t in (transform, "recompute")]
-        return bool(relevant) and relevant[-1] == transform
+        return relevant[-1] == transform if relevant else _holds(visit.eqn, transform)
 
     return [v for v in graph.visits if last(v)]
+
+
+def _holds(eqn: Any, transform: str) -> bool:
+    """Whether an equation that is not entered holds one of a transform somewhere inside."""
+    programs = (compat.open_jaxpr(program)[0] for program in jaxprs_in_params(eqn.params))
+    inner = (e for program in programs for e in program.eqns)
+    return any(transform in compat.name_stack_parts(e)[0] or _holds(e, transform) for e in inner)
 
 
 def reachable(graph: Graph, sources: Iterable[int], *, next_iteration: bool = True) -> set[int]:

@@ -58,6 +58,19 @@ def test_without_a_rule_it_is_opaque():
     assert "test_extend.py" in opaque
 
 
+def test_what_makes_gradients_out_of_sight_is_judged():
+    primitive = call_primitive("call_that_makes_gradients")
+
+    def step(w):
+        program = jax.make_jaxpr(jax.grad(lambda w: jnp.sqrt(w).sum()))(w)
+        return primitive.bind(w, program=program)
+
+    guarded = autoguard.jit(step)
+    guarded(X)
+    assert guarded.checks.tested == guarded.checks.gradient_producing == 1
+    assert failure(guarded, X * 0).site.primitive == "call_that_makes_gradients"
+
+
 def test_with_a_rule_it_is_entered():
     primitive = call_primitive("call_with_a_rule")
     rule = entering_rule(primitive)
