@@ -58,6 +58,11 @@ class Program:
         """The program as a graph; made again when needed, since it is only needed after a failure."""
         return build(self.closed)
 
+    @property
+    def closes_over_refs(self) -> bool:
+        """Whether mutable arrays of the world outside are among its constants."""
+        return any(compat.is_ref(v) for v in compat.open_jaxpr(self.closed)[0].constvars)
+
     def run(self, flat: Sequence[Any]) -> tuple[Any, Any]:
         """The guarded program: outputs as the user's function returns them, and the code."""
         outs, code = run_guarded(self.closed, self.plan, flat)

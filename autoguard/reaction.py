@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from autoguard import compat
 from autoguard.config import Options
 from autoguard.diagnosis.evidence import diagnose, is_gone
 from autoguard.errors import AutoguardWarning, NonFiniteError, logger
@@ -169,7 +170,9 @@ class _Call:
         protected = tuple(name for name in program.pairing.pairs if name not in lost)
         # Where nothing was donated, no argument can have changed, whether it is state or not.
         named_as_intact = protected if program.donated or program.convention.commits_all else ()
-        message = nonfinite_message(report, self.number, named_as_intact, sorted(lost))
+        mutable = [program.input_paths[i] for i, leaf in enumerate(self.flat) if compat.is_ref(leaf)]
+        mutable += ["a mutable array around the function"] * program.closes_over_refs
+        message = nonfinite_message(report, self.number, named_as_intact, sorted(lost), mutable)
         state = tuple(named[name] for name in protected) if protected else None
         return NonFiniteError(
             message, report=report, call=self.number, inputs=dict(named), state=state, site=report.site

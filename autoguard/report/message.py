@@ -28,7 +28,13 @@ _ADVICE = {
 _WHERE_ADVICE = "a where() around it hides the value but not its gradient: guard the argument inside the where() too"
 
 
-def nonfinite_message(report: FailureReport, number: int | None, protected: Sequence[str], gone: Sequence[str]) -> str:
+def nonfinite_message(
+    report: FailureReport,
+    number: int | None,
+    protected: Sequence[str],
+    gone: Sequence[str],
+    mutable: Sequence[str] = (),
+) -> str:
     """The message of a `NonFiniteError`.
 
     Args:
@@ -36,13 +42,14 @@ def nonfinite_message(report: FailureReport, number: int | None, protected: Sequ
         number: number of the call, from 1; None if it is not counted.
         protected: arguments that are certainly as before the call, restored where they had been donated.
         gone: donated arguments that could not be restored.
+        mutable: mutable arrays that the call could write to.
     """
     facts = [*_received_facts(report), *_operation_facts(report)]
     if report.outputs:
         facts.append(("reached", _reached(report)))
     if report.not_replayed:
         facts.append(("replay", f"not possible: {report.not_replayed}" if report.site is None else report.not_replayed))
-    facts.append(("state", _state(report, protected, gone)))
+    facts.append(("state", _state(report, protected, gone, mutable)))
     facts.append(("next", _advice(report)))
     call = "" if number is None else f", call {number}"
     return layout(f"{report.function}{call}: {_headline(report)}", facts)
@@ -135,7 +142,10 @@ def place(location: Location) -> str:
     return f"{file}:{location.line}"
 
 
-def _state(report: FailureReport, protected: Sequence[str], gone: Sequence[str]) -> str:
+def _state(report: FailureReport, protected: Sequence[str], gone: Sequence[str], mutable: Sequence[str]) -> str:
+    if mutable:
+        written = "what it wrote to it stays" if len(mutable) == 1 else "what it wrote to them stays"
+        return f"{_state(report, protected, gone, ())}, but the call could write to {_enumerated(mutable)}: {written}"
     if gone:
         donated = "it was donated" if len(gone) == 1 else "they were donated"
         why = 'the fault was born in the update; protect="all" would have kept it' if report.after else donated

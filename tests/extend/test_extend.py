@@ -50,16 +50,16 @@ def entering_rule(primitive):
 
 
 def test_without_a_rule_it_is_opaque():
-    primitive = call_primitive("someone_elses_call")
+    primitive = call_primitive("test_opaque_call")
     guarded = autoguard.jit(step_with(primitive))
     guarded(X, X)
     (opaque,) = guarded.checks.opaque
-    assert opaque.startswith("someone_elses_call at ")
+    assert opaque.startswith("test_opaque_call at ")
     assert "test_extend.py" in opaque
 
 
 def test_what_makes_gradients_out_of_sight_is_judged():
-    primitive = call_primitive("call_that_makes_gradients")
+    primitive = call_primitive("test_call_that_makes_gradients")
 
     def step(w):
         program = jax.make_jaxpr(jax.grad(lambda w: jnp.sqrt(w).sum()))(w)
@@ -68,11 +68,11 @@ def test_what_makes_gradients_out_of_sight_is_judged():
     guarded = autoguard.jit(step)
     guarded(X)
     assert guarded.checks.tested == guarded.checks.gradient_producing == 1
-    assert failure(guarded, X * 0).site.primitive == "call_that_makes_gradients"
+    assert failure(guarded, X * 0).site.primitive == "test_call_that_makes_gradients"
 
 
 def test_with_a_rule_it_is_entered():
-    primitive = call_primitive("call_with_a_rule")
+    primitive = call_primitive("test_call_with_a_rule")
     rule = entering_rule(primitive)
     assert callable(rule)
     step = step_with(primitive)
@@ -81,7 +81,7 @@ def test_with_a_rule_it_is_entered():
         assert jnp.allclose(left, right)
     assert guarded.checks.opaque == ()
     equations = guarded.checks.equations
-    without = call_primitive("call_without_a_rule")
+    without = call_primitive("test_call_without_a_rule")
     other = autoguard.jit(step_with(without), checks="all")
     other(X, X)
     assert other.checks.equations < equations
@@ -95,7 +95,7 @@ def test_with_a_rule_it_is_entered():
 
 
 def test_a_rule_may_bind_the_program_again():
-    primitive = call_primitive("call_that_is_kept")
+    primitive = call_primitive("test_call_that_is_kept")
 
     @register_rule(primitive, program=lambda eqn: eqn.params["program"])
     def rule(context, eqn, args, path):
@@ -127,7 +127,7 @@ def test_what_is_classified_needs_fewer_tests():
         guarded(X)
         return guarded.checks.tested
 
-    unknown, known = primitive_named("doubled_by_someone"), primitive_named("doubled_for_certain")
+    unknown, known = primitive_named("test_doubled_by_someone"), primitive_named("test_doubled_for_certain")
     assert classification(unknown) is None
     classify(known, creates=True, operands=Operand.PASSES)
     assert classification(known).creates
@@ -139,10 +139,10 @@ def test_what_is_classified_needs_fewer_tests():
     [
         (lambda: register_rule("scan", program="jaxpr"), "jax.extend.core.Primitive"),
         (lambda: register_rule(primitives.scan_p, program="jaxpr"), "has a rule already"),
-        (lambda: register_rule(Primitive("bad_program"), program=3), "program=3"),
+        (lambda: register_rule(Primitive("test_bad_program"), program=3), "program=3"),
         (lambda: classify("sin", creates=True, operands=Operand.PASSES), "jax.extend.core.Primitive"),
-        (lambda: classify(Primitive("bad_answer"), creates=True, operands="passes"), "Operand.PASSES"),
-        (lambda: classify(Primitive("no_answer"), creates=True, operands=()), "Operand.HIDES"),
+        (lambda: classify(Primitive("test_bad_answer"), creates=True, operands="passes"), "Operand.PASSES"),
+        (lambda: classify(Primitive("test_no_answer"), creates=True, operands=()), "Operand.HIDES"),
     ],
     ids=["rule for a name", "rule there", "bad program", "classified name", "bad answer", "no answer"],
 )
@@ -152,11 +152,11 @@ def test_bad_input(call, told):
 
 
 def test_strict():
-    primitive = call_primitive("call_that_strict_refuses")
+    primitive = call_primitive("test_call_that_strict_refuses")
     step = step_with(primitive)
     with pytest.raises(autoguard.ConfigError, match="strict=True") as caught:
         autoguard.jit(step, strict=True)(X, X)
-    assert "call_that_strict_refuses at " in str(caught.value)
+    assert "test_call_that_strict_refuses at " in str(caught.value)
     with autoguard.override(strict=True), pytest.raises(autoguard.ConfigError):
         autoguard.jit(step)(X, X)
     autoguard.jit(lambda x: x * 2, strict=True)(X)
