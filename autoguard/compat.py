@@ -21,6 +21,7 @@ from jax._src import source_info_util as _source_info
 from jax._src.named_sharding import UNSPECIFIED
 from jax.core import Tracer
 from jax.extend import source_info_util
+from jax.sharding import PartitionSpec
 
 
 def _primitives(*homes: tuple[str, str]) -> tuple[Any, ...]:
@@ -241,6 +242,11 @@ def _frames(traceback: Any) -> list[Frame]:
     ]
 
 
+def is_unused(variables: Sequence[Any]) -> bool:
+    """Whether nobody reads any of an equation's results (0.10-0.12: `DropVar` has no public name)."""
+    return all(type(v).__name__ == "DropVar" for v in variables)
+
+
 def is_ref(value: Any) -> bool:
     """Whether a value or its aval is a mutable array (0.10-0.12: its type has no public name)."""
     return type(getattr(value, "aval", value)).__name__ == "AbstractRef"
@@ -263,17 +269,35 @@ def may_lose_devices(eqn: JaxprEqn) -> list[bool]:
     axes = frozenset(shard_map_axes(eqn))
     if params["check_vma"]:
         return [False] * len(eqn.outvars)
-    named = [
-        {name for entry in spec for name in (entry if isinstance(entry, tuple) else (entry,))}
-        for spec in params["out_specs"]
-    ]
-    return [not axes <= names for names in named]
+
+    def shown(spec: Any) -> set[str]:
+        named = {n for entry in spec.partitions for n in (entry if isinstance(entry, tuple) else (entry,))}
+        return named | set(spec.unreduced) | set(spec.reduced)
+
+    return [not axes <= shown(spec) for spec in params["out_specs"]]
 
 
 def shard_map_axes(eqn: JaxprEqn) -> tuple[str, ...]:
     """The mesh axes over which a shard_map maps, in the order of the mesh (0.10: `newly_manual_axes` too)."""
     manual = eqn.params["newly_manual_axes"] if "newly_manual_axes" in eqn.params else eqn.params["manual_axes"]
     return tuple(name for name in eqn.params["mesh"].axis_names if name in manual)
+
+
+def whole(value: Any) -> Any:
+    """A value as each device needs it to look at it (explicit sharding): parts on several devices are summed.
+
+    Comparisons and most reductions have no rule for values that are `unreduced` or `reduced` over mesh axes.
+    """
+    aval: Any = jax.typeof(value)
+    manual = aval.manual_axis_type  # 0.10-0.12: private
+    if manual.unreduced:
+        return lax.psum(value, tuple(manual.unreduced))
+    if manual.reduced:
+        return lax.pcast(value, tuple(manual.reduced), to="varying")
+    spec = getattr(getattr(aval, "sharding", None), "spec", None)
+    if spec is not None and (spec.unreduced or spec.reduced):
+        return jax.sharding.reshard(value, PartitionSpec(*spec.partitions))
+    return value
 
 
 def varying(value: Any) -> Any:

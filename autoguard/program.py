@@ -149,9 +149,10 @@ class _Flows:
         self._graph = graph
         self._made = {v for visit in gradient_visits(graph) for v in visit.outs if graph.values[v].floating}
         self._depends = reachable(graph, self._made)
+        self._reached = functools.cache(lambda argument: reachable(graph, [graph.inputs[argument]]))
 
     def __call__(self, argument: int, output: int) -> bool:
-        reached = reachable(self._graph, [self._graph.inputs[argument]])
+        reached = self._reached(argument)
         target = self._graph.outputs[output]
         gets_gradient = self._graph.values[target].floating and not reached.isdisjoint(self._made)
         return target in (self._depends if gets_gradient else reached)

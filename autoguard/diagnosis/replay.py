@@ -91,7 +91,7 @@ class Table:
         for value in values:
             if is_floating(value) and np.size(value):
                 if id(value) not in seen:  # the value is kept, or its id could be used again
-                    seen[id(value)] = (value, _kind_of(jnp.asarray(value)))
+                    seen[id(value)] = (value, _kind_of(compat.whole(jnp.asarray(value))))
                 total = total | seen[id(value)][1]
         return total
 

@@ -13,7 +13,7 @@ from jax import lax
 
 from autoguard.instrument import rules as _rules  # registers the rules
 from autoguard.instrument.interpreter import Interpreter
-from autoguard.instrument.verdict import HANDLED, Verdict, code_of, first_code, is_nonfinite
+from autoguard.instrument.verdict import HANDLED, Verdict, checked, is_nonfinite, smallest_failing
 from autoguard.placement.plan import Plan
 
 assert _rules
@@ -62,8 +62,8 @@ def run_guarded(program: Any, plan: Plan, args: Sequence[Any]) -> tuple[list[Any
     handled, before = found == HANDLED, jnp.maximum(found, 0)
     if plan.commits:
         outs = _commit(plan, outs, args, before == 0)
-    after = [code_of(site, outs[site.position], plan.exact_tests) for site in plan.sites if site.after]
-    failing = lax.select(before != 0, before, jnp.int32(first_code(after)))
+    after = [checked(site, outs[site.position], plan.exact_tests) for site in plan.sites if site.after]
+    failing = lax.select(before != 0, before, jnp.int32(smallest_failing(after)))
     return outs, lax.select(failing != 0, failing, _notes(plan, outs, handled))
 
 

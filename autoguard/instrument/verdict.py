@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -24,7 +25,8 @@ def is_nonfinite(value: Any, nan_only: bool = False, exact: bool = False) -> Any
     `isnan(sum(x - x))`: exact, and 2.5 times faster on CPU than `all(isfinite(x))`, for which XLA finds no fast loop.
     Never `x * 0`: XLA moves the factor, and an overflow in `(a * c) * 0` is never seen.
     """
-    value = jnp.asarray(value)  # what an inlined program gives back may be a literal
+    value = value if isinstance(value, jax.Array) else jnp.asarray(value)  # an inlined program may return a literal
+    value = compat.whole(value)
     if jnp.dtype(value.dtype).itemsize == 1:  # an 8-bit float: a sum of its differences may not exist in its format
         value = lax.convert_element_type(value, jnp.float32)
     if nan_only:
@@ -48,9 +50,26 @@ def first_code(codes: Sequence[Any]) -> Any:
     return lax.select(smallest == _ABOVE_ALL, _NONE, smallest)
 
 
-def code_of(site: Site, value: Any, exact: bool = False) -> Any:
-    """The id of a site if its value is not finite, else zero."""
-    return lax.select(is_nonfinite(value, site.nan_only, exact), jnp.int32(site.id), jnp.int32(0))
+def smallest_failing(tests: Sequence[tuple[int, Any]]) -> Any:
+    """The smallest site id whose test is true, or zero.
+
+    Args:
+        tests: site ids, and boolean scalars.
+    """
+    if not tests:
+        return _NONE
+    if len(tests) == 1:
+        ((number, bad),) = tests
+        return lax.select(bad, np.int32(number), _NONE)
+    ids = np.array([number for number, _ in tests], np.int32)
+    bad = lax.concatenate([lax.reshape(bad, (1,)) for _, bad in tests], 0)
+    found = lax.reduce_min(lax.select(bad, ids, np.full_like(ids, _ABOVE_ALL)), (0,))
+    return lax.select(found == _ABOVE_ALL, _NONE, found)
+
+
+def checked(site: Site, value: Any, exact: bool = False) -> tuple[int, Any]:
+    """The id of a site, and whether its value is not finite."""
+    return site.id, is_nonfinite(value, site.nan_only, exact)
 
 
 @dataclass(frozen=True)
@@ -58,12 +77,12 @@ class _Open:
     """A finding of the program under way or of one inlined into it: not yet excused by what the program itself does.
 
     Attributes:
-        code: the smallest failing site.
+        tests: ids of sites, each with its test.
         held: whether the program holds its own state back; None if it never does.
         inner: findings of loops and branches inside, which have already been excused or not.
     """
 
-    code: Any
+    tests: tuple[tuple[int, Any], ...]
     held: Any = None
     inner: tuple[Any, ...] = ()
 
@@ -89,7 +108,7 @@ class Verdict:
         return path in self._plan.entered
 
     def look(self, path: Path, position: int, eqn: Any, ins: Sequence[Any], outs: Sequence[Any]) -> Any | None:
-        """The smallest failing site of one equation."""
+        """The tests of one equation."""
         for k, out in enumerate(outs) if self._holds else ():
             if (path, position, k) in self._holds:
                 self._values[path, position, k] = out
@@ -97,7 +116,7 @@ class Verdict:
         if not sites:
             return None
         exact = self._plan.exact_tests
-        return _Open(first_code([code_of(site, outs[site.place[2]], exact) for site in sites]))
+        return _Open(tuple(checked(site, outs[site.place[2]], exact) for site in sites))
 
     def nothing(self, path: Path) -> Any:
         """All is well."""
@@ -113,12 +132,13 @@ class Verdict:
         opened = [f for f in findings if isinstance(f, _Open)]
         inner = [f for f in findings if f is not None and not isinstance(f, _Open)]
         inner += [f for o in opened for f in o.inner]
-        code = first_code([o.code for o in opened])
-        if not self._holds:
-            return jnp.int32(first_code([code, *inner]))
-        held = self._held(path, opened)
+        tests = tuple(test for o in opened for test in o.tests)
+        held = self._held(path, opened) if self._holds else None
         if path in self._plan.inlined:
-            return _Open(code, held, tuple(inner))
+            return _Open(tests, held, tuple(inner))
+        code = smallest_failing(tests)
+        if held is None:
+            return jnp.int32(first_code([code, *inner]))
         # Loops and branches that hold nothing themselves are excused with the program around them.
         below = [lax.select(held & (finding > self._last), jnp.int32(HANDLED), finding) for finding in inner]
         for finding in below:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from autoguard.placement.finiteness import MOVES, OBSERVES, is_infinite_constant, reaction
-from autoguard.placement.flow import gradient_visits, reachable
+from autoguard.placement.flow import gradient_visits, made_from, reachable
 from autoguard.placement.graph import INVARS, Graph, Path, Place, Visit
 from autoguard.placement.plan import Plan, Request, Site
 from autoguard.placement.selfguard import find_holds
@@ -25,6 +25,7 @@ class _Judge:
         self.graph, self.request = graph, request
         self.made = [v for visit in gradients for v in visit.outs if graph.values[v].floating]
         self.depends = reachable(graph, self.made)
+        self.leads_to_gradient = made_from(graph, self.made)
         self.new_state = dict(request.pairs)
         self.loss_in_doubt = False
         self.loss = self.find_loss()
@@ -57,8 +58,8 @@ class _Judge:
 
     def smooth_from_parameters(self) -> set[int]:
         """The values that floating values alone connect to an argument that gets a gradient."""
-        graph, made = self.graph, set(self.made)
-        sources = [v for v in graph.inputs if graph.values[v].floating and reachable(graph, [v]) & made]
+        graph = self.graph
+        sources = [v for v in graph.inputs if graph.values[v].floating and v in self.leads_to_gradient]
         seen, pending = set(sources), list(sources)
         while pending:
             value = pending.pop()
@@ -135,8 +136,7 @@ class _Judge:
 
     def is_legal(self, argument: int) -> bool:
         """State that was not finite at the first call may stay so, unless it is a parameter that gets a gradient."""
-        gets_gradient = not reachable(self.graph, [self.graph.inputs[argument]]).isdisjoint(self.made)
-        return not gets_gradient and self.request.is_legal(argument)
+        return self.graph.inputs[argument] not in self.leads_to_gradient and self.request.is_legal(argument)
 
     def place_moving(self, cut: bool) -> set[int]:
         """Follows each judged value along its uses to where the judgement stops; returns the values it began with."""

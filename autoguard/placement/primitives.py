@@ -109,6 +109,7 @@ _ROWS: tuple[tuple[bool, tuple[Operand, ...], str], ...] = (
         custom_lin custom_partitioning delay dot_product_attention_bwd dot_product_attention_bwd_wrapper
         dot_product_attention_fp8_bwd dot_product_attention_fp8_bwd_wrapper dot_product_attention_fp8_fwd
         dot_product_attention_fp8_fwd_wrapper dot_product_attention_fwd dot_product_attention_fwd_wrapper ffi_call
+        global_array_to_host_local_array host_local_array_to_global_array
         io_callback jaxpr_call mpmd_map pallas_call pbroadcast_done pbroadcast_dynamic pbroadcast_start ppermute_done
         ppermute_start precv psend psum_done psum_invariant_start psum_start pure_callback reduce_scatter_done
         reduce_scatter_start run_scoped run_state semaphore_read semaphore_signal semaphore_wait stage unreachable

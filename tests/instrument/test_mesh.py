@@ -25,6 +25,7 @@ EXPECTED = {
     "nested": "sqrt",
     "mesh_in_context": "log",
     "explicit": "log",
+    "a_part_on_each_device": "div",
     "constrained_by_an_inner_jit": "log",
     "training_step": "received",
 }

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import autoguard
-from autoguard.instrument.verdict import code_of, first_code, is_nonfinite
+from autoguard.instrument.verdict import checked, first_code, is_nonfinite, smallest_failing
 from autoguard.placement.plan import Site
 
 FORMATS = (jnp.float32, jnp.float16, jnp.bfloat16, jnp.complex64, jnp.float8_e4m3fn, jnp.float8_e5m2)
@@ -78,13 +78,25 @@ def test_smallest_code_that_is_not_zero(codes, expected):
     assert int(first_code(given)) == expected
 
 
-def test_code_of_a_site():
+def test_one_site():
     site = Site(17, ((), 0, 0), "gradient")
-    assert int(code_of(site, jnp.ones(3))) == 0
-    assert int(code_of(site, jnp.array([1, jnp.inf]))) == 17
+
+    def failing(site, value):
+        return smallest_failing([checked(site, value)])
+
+    assert int(failing(site, jnp.ones(3))) == 0
+    assert int(failing(site, jnp.array([1, jnp.inf]))) == 17
     lenient = Site(17, ((), 0, 0), "gradient", nan_only=True)
-    assert int(code_of(lenient, jnp.array([1, jnp.inf]))) == 0
-    assert int(code_of(lenient, jnp.array([1, jnp.nan]))) == 17
+    assert int(failing(lenient, jnp.array([1, jnp.inf]))) == 0
+    assert int(failing(lenient, jnp.array([1, jnp.nan]))) == 17
+
+
+def test_the_first_of_several_sites():
+    assert int(smallest_failing([])) == 0
+    for bad in ([False, False, False], [True, False, True], [False, True, True], [False, False, True]):
+        tests = list(zip([3, 1, 2], map(jnp.bool_, bad), strict=True))
+        expected = min((number for number, is_bad in zip([3, 1, 2], bad, strict=True) if is_bad), default=0)
+        assert int(smallest_failing(tests)) == expected
 
 
 def held_inside_a_scan(w, xs):
