@@ -148,11 +148,26 @@ def bind(eqn: JaxprEqn, args: Sequence[Any]) -> list[Any]:
 
 
 @contextlib.contextmanager
-def equation_context(eqn: JaxprEqn) -> Iterator[None]:
-    """The source line, name stack, sharding context and compute type under which an equation was written."""
+def equation_context(eqn: JaxprEqn, traceback: Any) -> Iterator[None]:
+    """The source line, name stack, sharding context and compute type under which an equation was written.
+
+    Args:
+        eqn: the equation.
+        traceback: its traceback, or that of the call around it.
+    """
     stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
-    with source_info_util.user_context(eqn.source_info.traceback, name_stack=stack), eqn.ctx.manager:  # type: ignore[attr-defined]
+    with source_info_util.user_context(traceback, name_stack=stack), eqn.ctx.manager:  # type: ignore[attr-defined]
         yield
+
+
+def has_user_frame(traceback: Any) -> bool:
+    """Whether a traceback leads to a line of the user's: not where JAX traced and cached a function of its own."""
+    return next(iter(_source_info.user_frames(traceback)), None) is not None
+
+
+def current_traceback() -> Any:
+    """The traceback under which equations are written now."""
+    return source_info_util.current().traceback
 
 
 def name_stack_parts(eqn: JaxprEqn) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -40,17 +40,21 @@ def current_number() -> int | None:
 
 
 class _Coded:
-    """The code of a call, with the program that gave it as static data of the output structure."""
+    """The code of a call, with the number of the program that gave it as static data of the output structure.
 
-    __slots__ = ("code", "program")
+    A number, since JAX's caches keep output structures for ever, and would keep the program and its arrays with them.
+    """
 
-    def __init__(self, code: Any, program: Program) -> None:
-        self.code, self.program = code, program
+    __slots__ = ("code", "number")
+
+    def __init__(self, code: Any, number: int) -> None:
+        self.code, self.number = code, number
 
 
 jax.tree_util.register_pytree_node(
-    _Coded, lambda coded: ((coded.code,), coded.program), lambda program, codes: _Coded(codes[0], program)
+    _Coded, lambda coded: ((coded.code,), coded.number), lambda number, codes: _Coded(codes[0], number)
 )
+_program_numbers = itertools.count()
 
 
 class Engine:
@@ -79,6 +83,7 @@ class Engine:
         self.fun, self.name, self.convention, self.options = fun, name, convention, options
         self.record, self.reaction = record, reaction
         self.program: Program | None = None  # of the latest trace
+        self._programs: dict[int, Program] = {}
         self._numbers = itertools.count(1)
         self._told = False
         keywords = dict(jit_keywords)
@@ -110,7 +115,7 @@ class Engine:
         code = int(np.asarray(coded.code))
         if code == 0:
             return outs
-        return self.reaction(coded.program, code, number, args, kwargs, outs)
+        return self.reaction(self._programs[coded.number], code, number, args, kwargs, outs)
 
     def inside(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """A call inside another transformation, or with jit disabled: never instrumented."""
@@ -138,8 +143,9 @@ class Engine:
             program = capture_program(self.fun, self.name, self.convention, call, concrete, self.options)
         outs, code = program.run(jax.tree.leaves((call.args, dict(call.kwargs))))
         self._close(pending, started)
-        self.program = program
-        return outs, _Coded(code, program)
+        self.program, program_number = program, next(_program_numbers)
+        self._programs[program_number] = program
+        return outs, _Coded(code, program_number)
 
     @contextlib.contextmanager
     def _recording(self, call: Call, concrete: Call | None, kind: str) -> Iterator[list[Any]]:
@@ -167,3 +173,5 @@ class Engine:
         """Drops what is compiled."""
         for jitted in (self.plain, self.guarded):
             jitted.clear_cache()
+        for number in list(self._programs)[:-1]:  # a call under way in another thread may still ask for the latest
+            del self._programs[number]

@@ -131,15 +131,21 @@ def capture_program(
 
 def _capture(fun: Callable[..., Any], call: Call) -> tuple[Any, Any]:
     """The user's function as a closed jaxpr (under chexify its value assertions are `check` equations in it)."""
+    # Static values are bound here: given to make_jaxpr they would be compared with those of earlier traces.
     keywords = {t: v for t, v in call.static_tokens.items() if isinstance(t, str)}
-    numbers = tuple(sorted(t for t in call.static_tokens if isinstance(t, int)))
-    args = list(call.args)
-    for number in numbers:
-        args.insert(number, call.static_tokens[number])
+    numbers = sorted(t for t in call.static_tokens if isinstance(t, int))
     target = functools.partial(fun, **keywords)  # made anew: JAX must not find an earlier trace of it
-    make = jax.make_jaxpr(target, static_argnums=numbers, return_shape=True)
-    closed, shapes = make(*args, **call.kwargs)
+    if numbers:
+        target = functools.partial(_with_static, target, [(n, call.static_tokens[n]) for n in numbers])
+    closed, shapes = jax.make_jaxpr(target, return_shape=True)(*call.args, **call.kwargs)
     return closed, jax.tree.structure(shapes)
+
+
+def _with_static(fun: Callable[..., Any], static: Sequence[tuple[int, Any]], *args: Any, **kwargs: Any) -> Any:
+    whole = list(args)
+    for number, value in static:
+        whole.insert(number, value)
+    return fun(*whole, **kwargs)
 
 
 class _Flows:

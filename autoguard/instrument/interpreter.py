@@ -18,6 +18,7 @@ class Interpreter:
 
     def __init__(self, monitor: Monitor) -> None:
         self.monitor = monitor
+        self._names_a_line: dict[int, bool] = {}  # by the id of a traceback, which its equation keeps alive
 
     def run(self, program: Any, args: Sequence[Any], path: Path = ()) -> tuple[list[Any], Finding]:
         """Evaluates a closed jaxpr; returns its results and the finding of everything in it."""
@@ -31,12 +32,19 @@ class Interpreter:
         findings = [self.monitor.look(path, INVARS, None, (), args)]
         for position, eqn in enumerate(jaxpr.eqns):
             ins = [read(v) for v in eqn.invars]
-            with compat.equation_context(eqn):
+            with compat.equation_context(eqn, self._traceback(eqn)):
                 outs, finding = self.equation(eqn, ins, (*path, position))
             env.update(zip(eqn.outvars, outs, strict=True))
             findings.append(finding)
             findings.append(self.monitor.look(path, position, eqn, ins, outs))
         return [read(v) for v in jaxpr.outvars], self.monitor.join(path, findings)
+
+    def _traceback(self, eqn: Any) -> Any:
+        """Where an equation was written; in a function that JAX keeps traced, where it is called."""
+        traceback = eqn.source_info.traceback
+        if id(traceback) not in self._names_a_line:
+            self._names_a_line[id(traceback)] = compat.has_user_frame(traceback)
+        return traceback if self._names_a_line[id(traceback)] else compat.current_traceback()
 
     def equation(self, eqn: Any, ins: Sequence[Any], path: Path) -> tuple[Sequence[Any], Finding | None]:
         """Evaluates one equation, by its rule where there is something to look at inside it."""

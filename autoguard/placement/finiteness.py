@@ -9,12 +9,14 @@ What each primitive does stands in `primitives`; here is what depends on the pro
 """
 
 import enum
+import math
 from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
+from autoguard import compat
 from autoguard.placement.graph import Graph, Visit, is_floating
 from autoguard.placement.primitives import UNKNOWN, Operand, classification
 
@@ -70,8 +72,8 @@ def is_infinite_constant(constant: Any) -> bool:
     """Whether a literal or a constant array of the program holds an infinity on purpose."""
     if isinstance(constant, float):
         return bool(np.isinf(constant))
-    if not hasattr(constant, "dtype") or not is_floating(constant):
-        return False
+    if not hasattr(constant, "dtype") or not is_floating(constant) or compat.in_jit_trace(constant):
+        return False  # a tracer that has escaped from another trace: JAX will say so itself
     array = np.asarray(constant)  # numpy, since jax.numpy would be staged into the trace under way
     wide = array if array.dtype.kind == "c" else array.astype(np.float64)
     return bool(np.isinf(wide).any())
@@ -95,11 +97,24 @@ def _transforms_all(visit: Visit) -> bool:
     return "irfft" not in str(visit.eqn.params["fft_type"]).lower()
 
 
+def _permutes_all(visit: Visit) -> bool:
+    # What a device sends to nobody is lost.
+    names = visit.eqn.params["axis_name"]
+    names = names if isinstance(names, tuple) else (names,)
+    meshes = (caller.params["mesh"].shape for caller in visit.callers if "mesh" in caller.params)
+    sizes = {name: size for shape in meshes for name, size in shape.items()}
+    if not sizes.keys() >= set(names):
+        return False
+    devices = set(range(math.prod(sizes[name] for name in names)))
+    return all({pair[end] for pair in visit.eqn.params["perm"]} == devices for end in (0, 1))
+
+
 _BY_PARAMETERS: dict[str, Callable[[Visit], bool]] = {
     "convert_element_type": _converts,
     "fft": _transforms_all,
     "integer_pow": lambda visit: visit.eqn.params["y"] > 0,
     "pad": _pads,
+    "ppermute": _permutes_all,
     "reduce_precision": _reduces_precision,
 }
 

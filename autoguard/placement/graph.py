@@ -70,6 +70,7 @@ class Graph:
     branch_indices: list[int] = field(
         default_factory=list
     )  # what chooses the branch of each `cond` with floating results
+    controls: list[int] = field(default_factory=list)  # what chooses a branch, and what ends a loop
     inlined: set[Path] = field(default_factory=set)
     unreplicated: set[int] = field(default_factory=set)  # results of a map over a mesh that show one device's value
     owner: list[int] = field(default_factory=list)  # visit -> position of its outermost equation
@@ -231,7 +232,7 @@ class _Builder:
         n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
         carry = ins[n_cond + n_body :]
         cond = self.own_inputs(params["cond_jaxpr"], visit, 0, (*ins[:n_cond], *carry))
-        self.enter(params["cond_jaxpr"], visit, 0, cond, loop=True)
+        self.graph.controls += self.enter(params["cond_jaxpr"], visit, 0, cond, loop=True)
         body = self.own_inputs(params["body_jaxpr"], visit, 1, (*ins[n_cond : n_cond + n_body], *carry))
         results = self.enter(params["body_jaxpr"], visit, 1, body, loop=True)
         for k, result in enumerate(results):
@@ -240,6 +241,7 @@ class _Builder:
             self.graph.link(carry[k], outs[k])
 
     def cond(self, visit: Visit, outs: Sequence[int]) -> None:
+        self.graph.controls.append(visit.ins[0])
         if any(self.graph.values[out].floating for out in outs):
             self.graph.branch_indices.append(visit.ins[0])
         for number, branch in enumerate(visit.eqn.params["branches"]):

@@ -26,6 +26,9 @@ class _Judge:
         self.made = [v for visit in gradients for v in visit.outs if graph.values[v].floating]
         self.depends = reachable(graph, self.made)
         self.leads_to_gradient = made_from(graph, self.made)
+        effects = [v for visit in graph.visits if visit.eqn.effects for v in visit.ins]
+        # What nothing depends on is not computed by the compiled program, unless it is looked at.
+        self.alive = made_from(graph, [*graph.outputs, *graph.controls, *effects])
         self.new_state = dict(request.pairs)
         self.loss_in_doubt = False
         self.loss = self.find_loss()
@@ -146,6 +149,7 @@ class _Judge:
         sources = self.made
         if self.request.checks == "all":
             sources = [v for visit in graph.visits for v in visit.outs if graph.values[v].floating]
+        sources = [v for v in sources if v in self.alive]
         made, legal = set(self.made), self.legally_infinite()
         judged, pending = set(sources), list(sources)
         while pending:
@@ -170,6 +174,8 @@ class _Judge:
         inside = cut and _outermost(graph.values[value].place) not in self.update
         stops, moved = False, []
         for target in graph.links.get(value, ()):
+            if target not in self.alive:
+                continue
             enters_update = inside and _outermost(graph.values[target].place) in self.update
             ends = not graph.values[target].floating or target in graph.unreplicated
             if enters_update or ends or (target in legal and value not in legal):
@@ -179,7 +185,7 @@ class _Judge:
         for index, operand in graph.uses.get(value, ()):
             visit = graph.visits[index]
             answer = reaction(graph, visit, operand)
-            if answer is OBSERVES:
+            if answer is OBSERVES or (self.alive.isdisjoint(visit.outs) and not visit.eqn.effects):
                 continue
             enters_update = inside and graph.owner[index] in self.update
             meets = value not in legal and not legal.isdisjoint(visit.outs) and visit.name != "select_n"

@@ -62,10 +62,11 @@ _ROWS: tuple[tuple[bool, tuple[Operand, ...], str], ...] = (
     # By their parameters (see `finiteness`).
     (True, (PASSES,), "convert_element_type fft integer_pow reduce_precision"),
     (False, (PASSES, HIDES), "pad"),
+    (False, (PASSES,), "ppermute"),
     # Choices and saturation. What is not chosen or cut off is gone; XLA drops NaN in max and min.
     (False, (HIDES,), """
         atan atan2 bessel_i0e bessel_i1e clamp cummax cummin dynamic_slice erf erfc imag logistic max min nextafter pmax
-        pmin ppermute real relayout scatter scatter-max scatter-min scatter_max scatter_min sign slice sort tanh top_k
+        pmin real relayout scatter scatter-max scatter-min scatter_max scatter_min sign slice sort tanh top_k
         unreduced_pmax unreduced_pmin
         """),
     (False, (HIDES,), "eq eq_to ge gt le le_to lt lt_to ne"),

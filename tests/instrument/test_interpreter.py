@@ -172,7 +172,9 @@ def test_source_lines_and_scopes_are_kept():
     before, after = rerun(fun, X)
     for name in ("sin", "cos", "exp", "log1p"):
         (old,), (new,) = ([v for v in visits(closed) if v.name == name] for closed in (before, after))
-        assert compat.user_frames(new.eqn)[:1] == compat.user_frames(old.eqn)[:1]
+        # jnp.log1p is a function that JAX keeps traced: it has no line of its own, but that of the call.
+        lines = [compat.user_frames(e)[:1] for e in (old.eqn, *reversed(old.callers))]
+        assert compat.user_frames(new.eqn)[:1] == next(filter(None, lines))
         assert "outer" in new.scopes
         assert set(old.scopes) <= set(new.scopes)
 

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
+from jax.experimental import io_callback
 
 from tests.placement.programs import graph_of, plan_of, sites_of
 
@@ -340,3 +341,30 @@ def test_masked_logits_are_not_judged():
     graph, plan = plan_of(jax.value_and_grad(attend), X, X)
     assert all(s.output for s in plan.sites)
     assert len(graph_of(attend, X, X).visits) < len(graph.visits)
+
+
+def test_what_nothing_depends_on_is_not_judged():
+    def step(w, x, used):
+        gradient = jax.grad(lambda w: jnp.sum((w * x) ** 2))(w)
+        swallowed = jnp.tanh(gradient)  # a judgement would stop here
+        return w - 0.1 * gradient + (swallowed if used else 0)
+
+    assert sites_of(*plan_of(lambda w, x: step(w, x, True), X, X)) == [("mul", "gradient"), ("add", "output")]
+    assert sites_of(*plan_of(lambda w, x: step(w, x, False), X, X)) == [("add", "output")]
+
+
+def test_what_ends_a_loop_is_judged():
+    def fun(w):
+        slope = jax.grad(lambda w: jnp.sum(w**2))
+        return lax.while_loop(lambda c: jnp.tanh(slope(w)).sum() > c, lambda c: c + 1.0, 0.0)
+
+    assert "gradient" in {site.reason for site in plan_of(fun, X)[1].sites}
+
+
+def test_what_only_an_effect_reads_is_judged():
+    def fun(w):
+        gradient = jax.grad(lambda w: jnp.sum(w**2))(w)
+        io_callback(lambda x: None, None, jnp.tanh(gradient))
+        return w
+
+    assert "gradient" in {site.reason for site in plan_of(fun, X)[1].sites}

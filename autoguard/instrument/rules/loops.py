@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import primitives
@@ -49,10 +50,14 @@ def loop(context: Context, eqn: Any, args: Sequence[Any], path: Path) -> tuple[S
     cond_consts, body_consts = args[:n_cond], args[n_cond:][:n_body]
     in_cond, in_body = (*path, 0), (*path, 1)
     lanes = _Lanes() if is_batched_while(eqn) else _OneLane()
+    stored = isinstance(lanes, _Lanes) or monitor.enters(in_cond)
 
     def predicate(carry: Sequence[Any]) -> tuple[Any, Finding]:
         (go_on,), finding = context.run(params["cond_jaxpr"], [*cond_consts, *carry], in_cond)
         return go_on, finding
+
+    def test(state: Any) -> Any:
+        return lanes.any(state[0] if stored else predicate(state[4])[0])
 
     def body(state: Any) -> Any:
         going, at_cond, at_body, iteration, carry, extra = state
@@ -62,15 +67,21 @@ def loop(context: Context, eqn: Any, args: Sequence[Any], path: Path) -> tuple[S
         at_body = monitor.first(at_body, lanes.believe(now, monitor.nothing(in_body), extra), in_body, iteration)
         if iteration is not None:
             iteration = iteration + 1
-        going, now = predicate(carry)
-        return going, monitor.first(at_cond, now, in_cond, iteration), at_body, iteration, carry, extra
+        if stored:
+            with compat.scope("while"), compat.scope("cond"):  # where it stands in the plain program
+                going, now = predicate(carry)
+            at_cond = monitor.first(at_cond, now, in_cond, iteration)
+        return going, at_cond, at_body, iteration, carry, extra
 
     start = jnp.int32(0) if monitor.counts_iterations else None
     carry = list(args[n_cond + n_body :])
-    going, at_cond = predicate(carry)
-    at_cond = monitor.first(monitor.nothing(in_cond), at_cond, in_cond, start)
+    going, at_cond = None, monitor.nothing(in_cond)
+    if stored:
+        with compat.scope("while"), compat.scope("cond"):
+            going, now = predicate(carry)
+        at_cond = monitor.first(at_cond, now, in_cond, start)
     state = (going, at_cond, monitor.nothing(in_body), start, carry, lanes.begin(going, carry))
-    _, at_cond, at_body, _, carry, _ = lax.while_loop(lambda s: lanes.any(s[0]), body, state)
+    _, at_cond, at_body, _, carry, _ = lax.while_loop(test, body, state)
     return carry, monitor.join(path, [at_cond, at_body])
 
 
@@ -103,10 +114,10 @@ class _Lanes:
     """
 
     def begin(self, going: Any, carry: Sequence[Any]) -> Any:
-        return jnp.all(going), list(carry)
+        return lax.reduce_and(going, tuple(range(going.ndim))), list(carry)
 
     def any(self, going: Any) -> Any:
-        return jnp.any(going)
+        return lax.reduce_or(going, tuple(range(going.ndim)))
 
     def feed(self, going: Any, carry: Sequence[Any], extra: Any) -> tuple[Sequence[Any], Any]:
         all_ran, last = extra
@@ -121,4 +132,5 @@ class _Lanes:
 
 
 def _select_lanes(going: Any, new: Any, old: Any) -> Any:
-    return jnp.where(lax.expand_dims(going, range(going.ndim, jnp.ndim(new))), new, old)
+    lanes = lax.broadcast_in_dim(going, jnp.shape(old), tuple(range(going.ndim)))
+    return lax.select(lanes, new if isinstance(new, jax.Array) else jnp.asarray(new), old)

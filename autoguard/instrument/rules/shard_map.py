@@ -22,9 +22,11 @@ def shard_map(context: Context, eqn: Any, args: Sequence[Any], path: Path) -> tu
 
     def body(*inner: Any) -> Any:
         outs, finding = context.run(params["jaxpr"], inner, (*path, 0))
-        row = jnp.arange(devices) == lax.axis_index(axes)
-        row = lax.expand_dims(row, range(1, 1 + jnp.ndim(finding)))
-        findings = lax.psum(jnp.where(row, compat.varying(finding)[None], 0), axes)
+        row = lax.iota(jnp.int32, devices) == lax.axis_index(axes)
+        shape = (devices, *jnp.shape(finding))
+        rows = lax.broadcast_in_dim(compat.varying(finding), shape, tuple(range(1, len(shape))))
+        own = lax.select(lax.broadcast_in_dim(row, shape, (0,)), rows, lax.full_like(rows, 0))
+        findings = lax.psum(own, axes)
         return tuple(outs), context.monitor.gather((*path, 0), findings)
 
     mapped = jax.shard_map(
