@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import dtypes
 
 from autoguard import compat
+from autoguard.placement.lanes import constants_with_lanes, lanes_of
 from autoguard.placement.programs import called, inner_programs, is_written_out
 
 INVARS = -1
@@ -71,6 +72,7 @@ class Graph:
         default_factory=list
     )  # what chooses the branch of each `cond` with floating results
     controls: list[int] = field(default_factory=list)  # what chooses a branch, and what ends a loop
+    doubtful: list[Visit] = field(default_factory=list)  # loops whose inside is not always looked at
     inlined: set[Path] = field(default_factory=set)
     unreplicated: set[int] = field(default_factory=set)  # results of a map over a mesh that show one device's value
     owner: list[int] = field(default_factory=list)  # visit -> position of its outermost equation
@@ -228,6 +230,8 @@ class _Builder:
             self.graph.link(result, out)
 
     def loop(self, visit: Visit, outs: Sequence[int]) -> None:
+        if lanes_of(visit.eqn) and None in constants_with_lanes(visit.eqn):
+            self.graph.doubtful.append(visit)
         params, ins = visit.eqn.params, visit.ins
         n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
         carry = ins[n_cond + n_body :]

@@ -92,10 +92,3 @@ def inner_programs(eqn: Any) -> list[Any]:
         return list(params["branches"])
     call = called(eqn)
     return [] if call is None else [call.program]
-
-
-def is_batched_while(eqn: Any) -> bool:
-    """A `while` under vmap whose lanes stop at different times (its predicate is an array)."""
-    jaxpr, _ = compat.open_jaxpr(eqn.params["cond_jaxpr"])
-    aval: Any = jaxpr.outvars[0].aval
-    return bool(aval.shape)

@@ -32,6 +32,9 @@ class Checks:
         legal: key paths of state that was non-finite at the first call.
         opaque: primitives with an inner program that is not entered, with their source lines; their results are
             judged.
+        partial: vmapped `while` loops of which it is not certain which constants belong to which lane, with their
+            source lines: in a call in which a lane runs no iteration, values are only judged where the loop hands them
+            on.
         unpaired: donated arguments whose new value is not certain, with the outputs that fit.
         committed: how many leaves of new state stand behind the verdict.
         guards_itself: whether the program holds its own state back when gradients are not finite.
@@ -45,6 +48,7 @@ class Checks:
     observed: tuple[str, ...] = ()
     legal: tuple[str, ...] = ()
     opaque: tuple[str, ...] = ()
+    partial: tuple[str, ...] = ()
     unpaired: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     committed: int = 0
     guards_itself: bool = False
@@ -55,8 +59,8 @@ class Checks:
             f"{self.required} values must be finite: {self.tested} tested, {self.implied} implied by a later test",
             f"{self.committed} state leaves committed behind the verdict",
         ]
-        for label, entries in (("observed", self.observed), ("legal", self.legal), ("opaque", self.opaque)):
-            lines.extend(f"{label}: {entry}" for entry in entries)
+        for label in ("observed", "legal", "opaque", "partial"):
+            lines.extend(f"{label}: {entry}" for entry in getattr(self, label))
         lines.extend(f"unpaired: {name}" for name in self.unpaired)
         if self.guards_itself:
             lines.append("the program holds its own state back when gradients are not finite")
@@ -82,6 +86,7 @@ def summarise(
         observed=tuple(output_paths[p] for p in plan.observed),
         legal=tuple(legal),
         opaque=tuple(dict.fromkeys(_described(v) for v in graph.visits if is_opaque(v))),
+        partial=tuple(dict.fromkeys(map(_described, graph.doubtful))),
         unpaired=dict(unpaired),
         committed=len(plan.commits),
         guards_itself=bool(plan.holds),

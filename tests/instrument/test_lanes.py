@@ -112,9 +112,47 @@ def test_the_predicate_is_judged():
     assert error.site.loops == ("while iteration 2",)
 
 
-def test_a_lane_that_never_runs_leaves_the_inside_unjudged_but_not_the_result():
+def test_a_lane_that_never_runs():
     guarded = autoguard.jit(jax.vmap(root_of))
-    # Clipped inside, beside a lane that never runs: not seen, and the result is finite.
-    assert all(bool(jnp.isfinite(x).all()) for x in guarded(jnp.array([-1.0, 0.0])))
-    error = failure(autoguard.jit(jax.vmap(halving)), jnp.array([0.5, jnp.inf, 3.0]))
-    assert error.report.received
+    guarded(jnp.array([-1.0, 9.0]))
+    assert guarded.checks.partial == ()
+    # It begins at zero, but never gets to the gradient there.
+    guarded(jnp.array([-1.0, 4.0]))
+    error = failure(guarded, jnp.array([-1.0, 0.0]))
+    assert error.site.location.line == marked_line(root_of)
+    assert error.site.loops == ("while iteration 0",)
+
+
+def root_for_a_target(x, target, sum_first=False):
+    def loss(w):
+        return jnp.sqrt((w - target).sum() if sum_first else (w[None] - target.sum()).sum()).sum()
+
+    def body(state):
+        count, x = state
+        return count + 1, x - jnp.clip(jax.grad(loss)(x), 0.0, 1.0)
+
+    return lax.while_loop(lambda s: (s[0] < 4) & (s[1] >= target.sum()).all(), body, (0, x))
+
+
+def test_lanes_with_constants_of_their_own():
+    guarded = autoguard.jit(jax.vmap(lambda x, target: root_for_a_target(x, target, sum_first=True)))
+    starts, targets = jnp.array([[20.0], [30.0]]), jnp.array([[0.0], [1.0]])
+    guarded(starts, targets)
+    assert guarded.checks.partial == ()
+    # Each lane has its own target: that of the other would make a zero here.
+    guarded(jnp.array([[-1.0], [30.0]]), targets)
+    assert failure(guarded, jnp.array([[-1.0], [1.0]]), targets).site.loops == ("while iteration 0",)
+
+
+def test_lanes_with_constants_in_doubt():
+    guarded = autoguard.jit(jax.vmap(root_for_a_target))
+    starts, targets = jnp.array([[20.0], [30.0]]), jnp.array([[0.0], [1.0]])
+    guarded(starts, targets)
+    (partial,) = guarded.checks.partial
+    assert partial.startswith("while at ")
+    assert f"partial: {partial}" in str(guarded.checks)
+    assert failure(guarded, jnp.array([[20.0], [1.0]]), targets).site.loops == ("while iteration 0",)
+    # Stopped lanes are quiet, and so is one that never runs; what is clipped beside that one is not seen.
+    for first, second in ((0.5, 30.0), (-1.0, 30.0), (-1.0, 1.0)):
+        results = guarded(jnp.array([[first], [second]]), targets)
+        assert all(bool(jnp.isfinite(x).all()) for x in results)
