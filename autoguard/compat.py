@@ -315,6 +315,36 @@ def whole(value: Any) -> Any:
     return value
 
 
+def _sharding(value: Any) -> Any:
+    return getattr(jax.typeof(value), "sharding", None)
+
+
+def mesh_of(value: Any) -> contextlib.AbstractContextManager[Any]:
+    """The context of the mesh under which a value was made, if it is another than the one in force.
+
+    Explicit sharding refuses operations on values of another mesh, also one that only names its axes differently.
+    """
+    sharding = _sharding(value)
+    if sharding is None or sharding.mesh.empty or sharding.mesh == jax.sharding.get_abstract_mesh():
+        return contextlib.nullcontext()
+    return jax.sharding.use_abstract_mesh(sharding.mesh)
+
+
+def here(scalar: Any) -> Any:
+    """A scalar as one of the mesh in force."""
+    sharding, mesh = _sharding(scalar), jax.sharding.get_abstract_mesh()
+    if sharding is None or sharding.mesh.empty or mesh.empty or sharding.mesh == mesh:
+        return scalar
+    return jax.sharding.reshard(scalar, jax.sharding.NamedSharding(mesh, PartitionSpec()))
+
+
+def placed_like(value: Any, other: Any) -> Any:
+    """A value, placed as another one (explicit sharding: those that are selected from have to be)."""
+    wanted, sharding = _sharding(other), _sharding(value)
+    same = wanted is None or wanted == sharding or wanted.mesh.empty
+    return value if same else jax.sharding.reshard(value, wanted)
+
+
 def varying(value: Any) -> Any:
     """Inside `shard_map`: the value as one that may differ between devices, as findings do."""
     aval: Any = jax.typeof(value)

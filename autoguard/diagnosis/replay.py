@@ -91,7 +91,7 @@ class Table:
         for value in values:
             if is_floating(value) and np.size(value):
                 if id(value) not in seen:  # the value is kept, or its id could be used again
-                    seen[id(value)] = (value, _kind_of(compat.whole(jnp.asarray(value))))
+                    seen[id(value)] = (value, _kind_here(jnp.asarray(value)))
                 total = total | seen[id(value)][1]
         return total
 
@@ -120,6 +120,12 @@ class Table:
         found = now[:, _KIND] != 0
         now = now.at[:, _COUNTERS + depth].set(jnp.where(found, iteration + 1, 0))
         return jnp.where(before[:, :1] != 0, before, now)
+
+
+def _kind_here(value: Any) -> Any:
+    with compat.mesh_of(value):
+        kind = _kind_of(compat.whole(value))
+    return compat.here(kind)
 
 
 def _kind_of(value: Any) -> Any:

@@ -26,7 +26,12 @@ def is_nonfinite(value: Any, nan_only: bool = False, exact: bool = False) -> Any
     Never `x * 0`: XLA moves the factor, and an overflow in `(a * c) * 0` is never seen.
     """
     value = value if isinstance(value, jax.Array) else jnp.asarray(value)  # an inlined program may return a literal
-    value = compat.whole(value)
+    with compat.mesh_of(value):
+        bad = _is_nonfinite(compat.whole(value), nan_only, exact)
+    return compat.here(bad)
+
+
+def _is_nonfinite(value: Any, nan_only: bool, exact: bool) -> Any:
     if jnp.dtype(value.dtype).itemsize == 1:  # an 8-bit float: a sum of its differences may not exist in its format
         value = lax.convert_element_type(value, jnp.float32)
     if nan_only:
@@ -40,7 +45,7 @@ def is_nonfinite(value: Any, nan_only: bool = False, exact: bool = False) -> Any
 
 def first_code(codes: Sequence[Any]) -> Any:
     """The smallest code that is not zero, or zero."""
-    present = [c for c in codes if c is not None]
+    present = [compat.here(c) for c in codes if c is not None]
     if not present:
         return _NONE
     if len(present) == 1:
@@ -60,9 +65,9 @@ def smallest_failing(tests: Sequence[tuple[int, Any]]) -> Any:
         return _NONE
     if len(tests) == 1:
         ((number, bad),) = tests
-        return lax.select(bad, np.int32(number), _NONE)
+        return lax.select(compat.here(bad), np.int32(number), _NONE)
     ids = np.array([number for number, _ in tests], np.int32)
-    bad = lax.concatenate([lax.reshape(bad, (1,)) for _, bad in tests], 0)
+    bad = lax.concatenate([lax.reshape(compat.here(bad), (1,)) for _, bad in tests], 0)
     found = lax.reduce_min(lax.select(bad, ids, np.full_like(ids, _ABOVE_ALL)), (0,))
     return lax.select(found == _ABOVE_ALL, _NONE, found)
 

@@ -141,6 +141,24 @@ def a_part_on_each_device(x):
 case(a_part_on_each_device, bad=(X.at[5, 1].set(0),), mesh=EXPLICIT)
 
 
+def made_under_another_mesh(x):
+    # An index and `auto_axes` run in automatic mode: their values belong to a mesh that names its axes otherwise.
+    rows = jnp.array([5, 3])
+
+    def loss(x):
+        chosen = x.at[rows].get(out_sharding=P())
+        scaled = jax.sharding.auto_axes(lambda x: x * 2, out_sharding=P("i", "j"))(x)
+        return (
+            jnp.log(chosen).sum()
+            + (scaled * jax.random.normal(jax.random.key(0), (8, 2), out_sharding=P("i", "j"))).sum()
+        )
+
+    return jax.value_and_grad(loss)(x)
+
+
+case(made_under_another_mesh, mesh=EXPLICIT)
+
+
 def constrained(x):
     x = lax.with_sharding_constraint(x, NamedSharding(AUTO, P("i", "j")))
     return jax.jit(jnp.log, out_shardings=NamedSharding(AUTO, P("i")))(x).sum()

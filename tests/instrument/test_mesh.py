@@ -26,6 +26,7 @@ EXPECTED = {
     "mesh_in_context": "log",
     "explicit": "log",
     "a_part_on_each_device": "div",
+    "made_under_another_mesh": "log",
     "constrained_by_an_inner_jit": "log",
     "training_step": "received",
 }
