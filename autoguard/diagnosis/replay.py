@@ -111,7 +111,7 @@ class Table:
     def join(self, path: Path, findings: Sequence[Any | None]) -> Any:
         """The rows one below the other, which is the order of the visits."""
         self._seen.pop(path, None)  # no tracer may outlive its trace
-        present = [f for f in findings if f is not None]
+        present = [compat.here(f) for f in findings if f is not None]
         return lax.concatenate(present, 0) if present else self.nothing(path)
 
     def first(self, before: Any, now: Any, path: Path, iteration: Any) -> Any:
