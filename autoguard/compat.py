@@ -6,6 +6,7 @@ layout changed between JAX 0.10 and 0.12.
 
 import contextlib
 import importlib
+import os
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,6 @@ from typing import Any
 import chex
 import jax
 import jax.extend as jex
-from jax import lax
 from jax._src import api_util as _api_util
 from jax._src import config as _jax_config
 from jax._src import core as _jax_core
@@ -21,7 +21,6 @@ from jax._src import source_info_util as _source_info
 from jax._src.named_sharding import UNSPECIFIED
 from jax.core import Tracer
 from jax.extend import source_info_util
-from jax.sharding import PartitionSpec
 
 
 def _primitives(*homes: tuple[str, str]) -> tuple[Any, ...]:
@@ -45,6 +44,9 @@ WRITTEN_OUT = _primitives(
 )
 SHARD_MAP = _primitives(("shard_map", "shard_map_p"))
 XLA_METADATA = _primitives(("xla_metadata", "xla_metadata_call_p"))
+
+# A line of autoguard's is never the user's, neither in a message nor in a profile.
+source_info_util.register_exclusion(os.path.dirname(__file__))
 
 Jaxpr = jex.core.Jaxpr
 ClosedJaxpr = jex.core.ClosedJaxpr
@@ -257,11 +259,6 @@ def _frames(traceback: Any) -> list[Frame]:
     ]
 
 
-def is_unused(variables: Sequence[Any]) -> bool:
-    """Whether nobody reads any of an equation's results (0.10-0.12: `DropVar` has no public name)."""
-    return all(type(v).__name__ == "DropVar" for v in variables)
-
-
 def is_ref(value: Any) -> bool:
     """Whether a value or its aval is a mutable array (0.10-0.12: its type has no public name)."""
     return type(getattr(value, "aval", value)).__name__ == "AbstractRef"
@@ -276,81 +273,6 @@ def hi_program(eqn: JaxprEqn) -> Any:
 def is_hi_name(eqn: JaxprEqn) -> bool:
     """Whether an equation only names a value for a checkpoint policy under `jax_remat3` (0.12)."""
     return type(eqn.params.get("_prim")).__name__ in ("CheckpointName", "CheckpointNameFwd")
-
-
-def may_lose_devices(eqn: JaxprEqn) -> list[bool]:
-    """For each result of a shard_map: whether it may show one device's value of several that are not the same."""
-    params = eqn.params
-    axes = frozenset(shard_map_axes(eqn))
-    if params["check_vma"]:
-        return [False] * len(eqn.outvars)
-
-    def shown(spec: Any) -> set[str]:
-        named = {n for entry in spec.partitions for n in (entry if isinstance(entry, tuple) else (entry,))}
-        return named | set(spec.unreduced) | set(spec.reduced)
-
-    return [not axes <= shown(spec) for spec in params["out_specs"]]
-
-
-def shard_map_axes(eqn: JaxprEqn) -> tuple[str, ...]:
-    """The mesh axes over which a shard_map maps, in the order of the mesh (0.10: `newly_manual_axes` too)."""
-    manual = eqn.params["newly_manual_axes"] if "newly_manual_axes" in eqn.params else eqn.params["manual_axes"]
-    return tuple(name for name in eqn.params["mesh"].axis_names if name in manual)
-
-
-def whole(value: Any) -> Any:
-    """A value as each device needs it to look at it (explicit sharding): parts on several devices are summed.
-
-    Comparisons and most reductions have no rule for values that are `unreduced` or `reduced` over mesh axes.
-    """
-    aval: Any = jax.typeof(value)
-    manual = aval.manual_axis_type  # 0.10-0.12: private
-    if manual.unreduced:
-        return lax.psum(value, tuple(manual.unreduced))
-    if manual.reduced:
-        return lax.pcast(value, tuple(manual.reduced), to="varying")
-    spec = getattr(getattr(aval, "sharding", None), "spec", None)
-    if spec is not None and (spec.unreduced or spec.reduced):
-        return jax.sharding.reshard(value, PartitionSpec(*spec.partitions))
-    return value
-
-
-def _sharding(value: Any) -> Any:
-    return getattr(jax.typeof(value), "sharding", None)
-
-
-def mesh_of(value: Any) -> contextlib.AbstractContextManager[Any]:
-    """The context of the mesh under which a value was made, if it is another than the one in force.
-
-    Explicit sharding refuses operations on values of another mesh, also one that only names its axes differently.
-    """
-    sharding = _sharding(value)
-    if sharding is None or sharding.mesh.empty or sharding.mesh == jax.sharding.get_abstract_mesh():
-        return contextlib.nullcontext()
-    return jax.sharding.use_abstract_mesh(sharding.mesh)
-
-
-def here(scalar: Any) -> Any:
-    """A scalar as one of the mesh in force."""
-    sharding, mesh = _sharding(scalar), jax.sharding.get_abstract_mesh()
-    if sharding is None or sharding.mesh.empty or mesh.empty or sharding.mesh == mesh:
-        return scalar
-    return jax.sharding.reshard(scalar, jax.sharding.NamedSharding(mesh, PartitionSpec()))
-
-
-def placed_like(value: Any, other: Any) -> Any:
-    """A value, placed as another one (explicit sharding: those that are selected from have to be)."""
-    wanted, sharding = _sharding(other), _sharding(value)
-    same = wanted is None or wanted == sharding or wanted.mesh.empty
-    return value if same else jax.sharding.reshard(value, wanted)
-
-
-def varying(value: Any) -> Any:
-    """Inside `shard_map`: the value as one that may differ between devices, as findings do."""
-    aval: Any = jax.typeof(value)
-    already = aval.manual_axis_type.varying  # 0.10-0.12: private
-    axes = tuple(a for a in jax.sharding.get_abstract_mesh().manual_axes if a not in already)
-    return lax.pcast(value, axes, to="varying") if axes else value
 
 
 def bind_cond(eqn: JaxprEqn, branches: Sequence[Callable[..., Sequence[Any]]], args: Sequence[Any]) -> list[Any]:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from autoguard import compat
+from autoguard import compat, sharding
 from autoguard.config import Options
 from autoguard.errors import ConfigError, logger
 from autoguard.instrument.commit import run_guarded
@@ -203,7 +203,7 @@ class _Legal:
         if self._leaves is None or compat.in_jit_trace(self._leaves[position]):
             return False
         with jax.ensure_compile_time_eval():
-            legal = not bool(np.all(jnp.isfinite(self._leaves[position])))
+            legal = not bool(np.all(jnp.isfinite(sharding.whole(self._leaves[position]))))
         if legal and position not in self.found:
             self.found.append(position)
         return legal

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from autoguard import compat
+from autoguard import compat, sharding
 from autoguard.config import Options
 from autoguard.diagnosis.evidence import diagnose, is_gone
 from autoguard.errors import AutoguardWarning, NonFiniteError, logger
@@ -77,7 +77,7 @@ class Reaction:
         leaves = jax.tree.leaves(call.outs)
         for position in notes.observed:
             path = program.output_paths[position]
-            if bool(jnp.isfinite(leaves[position]).all()):
+            if bool(jnp.isfinite(sharding.whole(leaves[position])).all()):
                 continue  # the last bit stands for several outputs
             self.observed[path] = self.observed.get(path, 0) + 1
             if self.observed[path] > 1:

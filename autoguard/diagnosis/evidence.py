@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from autoguard import compat
+from autoguard import compat, sharding
 from autoguard.diagnosis.phases import Phases
 from autoguard.diagnosis.replay import MINUS_INF, NAN, PLUS_INF, Row, can_replay, replay
 from autoguard.errors import logger
@@ -80,7 +80,7 @@ def _received(program: Program, flat: Sequence[Any]) -> tuple[Received, ...]:
     for position, (path, leaf) in enumerate(zip(program.input_paths, flat, strict=True)):
         if is_gone(leaf):
             continue
-        array = jnp.asarray(leaf) if not hasattr(leaf, "dtype") else leaf
+        array = sharding.whole(jnp.asarray(leaf) if not hasattr(leaf, "dtype") else leaf)
         if not is_floating(array) or np.size(array) == 0 or bool(jnp.isfinite(array).all()):
             continue
         found.append(Received(position, path, compat.short_aval(array), _counts(array)))

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from autoguard import compat
+from autoguard import compat, sharding
 from autoguard.instrument.interpreter import Interpreter
 from autoguard.placement.graph import INVARS, Graph, Path, is_floating
 
@@ -97,7 +97,7 @@ class Table:
 
     def nothing(self, path: Path) -> Any:
         """Empty rows."""
-        return compat.varying(jnp.zeros((self._sizes[path], self._width), jnp.int32))
+        return sharding.varying(jnp.zeros((self._sizes[path], self._width), jnp.int32))
 
     def gather(self, path: Path, findings: Any) -> Any:
         """Row by row: that of the first device that saw something; what a collective reads comes from all of them."""
@@ -111,7 +111,7 @@ class Table:
     def join(self, path: Path, findings: Sequence[Any | None]) -> Any:
         """The rows one below the other, which is the order of the visits."""
         self._seen.pop(path, None)  # no tracer may outlive its trace
-        present = [compat.here(f) for f in findings if f is not None]
+        present = [sharding.here(f) for f in findings if f is not None]
         return lax.concatenate(present, 0) if present else self.nothing(path)
 
     def first(self, before: Any, now: Any, path: Path, iteration: Any) -> Any:
@@ -123,9 +123,9 @@ class Table:
 
 
 def _kind_here(value: Any) -> Any:
-    with compat.mesh_of(value):
-        kind = _kind_of(compat.whole(value))
-    return compat.here(kind)
+    with sharding.mesh_of(value):
+        kind = _kind_of(sharding.whole(value))
+    return sharding.here(kind)
 
 
 def _kind_of(value: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from autoguard import compat
+from autoguard import sharding
 from autoguard.instrument import rules as _rules  # registers the rules
 from autoguard.instrument.interpreter import Interpreter
 from autoguard.instrument.verdict import HANDLED, Verdict, checked, is_nonfinite, smallest_failing
@@ -71,7 +71,7 @@ def run_guarded(program: Any, plan: Plan, args: Sequence[Any]) -> tuple[list[Any
 def _commit(plan: Plan, outs: Sequence[Any], args: Sequence[Any], ok: Any) -> list[Any]:
     committed = list(outs)
     for out, arg in plan.commits:
-        committed[out] = lax.select(ok, outs[out], compat.placed_like(args[arg], outs[out]))
+        committed[out] = lax.select(ok, outs[out], sharding.placed_like(args[arg], outs[out]))
     return committed
 
 

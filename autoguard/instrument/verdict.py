@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from autoguard import compat
+from autoguard import sharding
 from autoguard.placement.graph import Path, Place
 from autoguard.placement.plan import Plan, Site
 
@@ -26,9 +26,9 @@ def is_nonfinite(value: Any, nan_only: bool = False, exact: bool = False) -> Any
     Never `x * 0`: XLA moves the factor, and an overflow in `(a * c) * 0` is never seen.
     """
     value = value if isinstance(value, jax.Array) else jnp.asarray(value)  # an inlined program may return a literal
-    with compat.mesh_of(value):
-        bad = _is_nonfinite(compat.whole(value), nan_only, exact)
-    return compat.here(bad)
+    with sharding.mesh_of(value):
+        bad = _is_nonfinite(sharding.whole(value), nan_only, exact)
+    return sharding.here(bad)
 
 
 def _is_nonfinite(value: Any, nan_only: bool, exact: bool) -> Any:
@@ -45,7 +45,7 @@ def _is_nonfinite(value: Any, nan_only: bool, exact: bool) -> Any:
 
 def first_code(codes: Sequence[Any]) -> Any:
     """The smallest code that is not zero, or zero."""
-    present = [compat.here(c) for c in codes if c is not None]
+    present = [sharding.here(c) for c in codes if c is not None]
     if not present:
         return _NONE
     if len(present) == 1:
@@ -65,9 +65,9 @@ def smallest_failing(tests: Sequence[tuple[int, Any]]) -> Any:
         return _NONE
     if len(tests) == 1:
         ((number, bad),) = tests
-        return lax.select(compat.here(bad), np.int32(number), _NONE)
+        return lax.select(sharding.here(bad), np.int32(number), _NONE)
     ids = np.array([number for number, _ in tests], np.int32)
-    bad = lax.concatenate([lax.reshape(compat.here(bad), (1,)) for _, bad in tests], 0)
+    bad = lax.concatenate([lax.reshape(sharding.here(bad), (1,)) for _, bad in tests], 0)
     found = lax.reduce_min(lax.select(bad, ids, np.full_like(ids, _ABOVE_ALL)), (0,))
     return lax.select(found == _ABOVE_ALL, _NONE, found)
 
@@ -125,7 +125,7 @@ class Verdict:
 
     def nothing(self, path: Path) -> Any:
         """All is well."""
-        return compat.varying(jnp.int32(0))
+        return sharding.varying(jnp.int32(0))
 
     def gather(self, path: Path, findings: Any) -> Any:
         """The smallest failing site of any device; what was only held or handled gives way to it."""

@@ -44,7 +44,7 @@ def reaction(graph: Graph, visit: Visit, operand: int) -> Reaction:
     if answer is Operand.OBSERVES:
         return OBSERVES
     keeps = _BY_PARAMETERS.get(name)
-    moves = answer is Operand.PASSES and (keeps is None or keeps(visit))
+    moves = answer is Operand.PASSES and (keeps is None or keeps(visit, operand))
     return MOVES if moves and _results_can_hold_it(visit) else STOPS
 
 
@@ -79,25 +79,30 @@ def is_infinite_constant(constant: Any) -> bool:
     return bool(np.isinf(wide).any())
 
 
-def _converts(visit: Visit) -> bool:
+def _converts(visit: Visit, operand: int) -> bool:
     return jnp.dtype(visit.eqn.params["new_dtype"]).name in _F32_LIKE
 
 
-def _reduces_precision(visit: Visit) -> bool:
+def _reduces_precision(visit: Visit, operand: int) -> bool:
     # A conversion that keeps an infinity: any IEEE-like format does.
     return visit.eqn.params["exponent_bits"] >= 2 and visit.eqn.params["mantissa_bits"] >= 1
 
 
-def _pads(visit: Visit) -> bool:
+def _pads(visit: Visit, operand: int) -> bool:
     return all(low >= 0 and high >= 0 for low, high, _ in visit.eqn.params["padding_config"])
 
 
-def _transforms_all(visit: Visit) -> bool:
+def _transforms_all(visit: Visit, operand: int) -> bool:
     # The inverse real transform ignores the imaginary part of some elements.
     return "irfft" not in str(visit.eqn.params["fft_type"]).lower()
 
 
-def _permutes_all(visit: Visit) -> bool:
+def _adds_all(visit: Visit, operand: int) -> bool:
+    # Updates whose indices are out of range may be dropped.
+    return operand == 0 or "FILL_OR_DROP" not in str(visit.eqn.params["mode"])
+
+
+def _permutes_all(visit: Visit, operand: int) -> bool:
     # What a device sends to nobody is lost.
     names = visit.eqn.params["axis_name"]
     names = names if isinstance(names, tuple) else (names,)
@@ -109,13 +114,15 @@ def _permutes_all(visit: Visit) -> bool:
     return all({pair[end] for pair in visit.eqn.params["perm"]} == devices for end in (0, 1))
 
 
-_BY_PARAMETERS: dict[str, Callable[[Visit], bool]] = {
+_BY_PARAMETERS: dict[str, Callable[[Visit, int], bool]] = {
     "convert_element_type": _converts,
     "fft": _transforms_all,
-    "integer_pow": lambda visit: visit.eqn.params["y"] > 0,
+    "integer_pow": lambda visit, operand: visit.eqn.params["y"] > 0,
     "pad": _pads,
     "ppermute": _permutes_all,
     "reduce_precision": _reduces_precision,
+    "scatter-add": _adds_all,
+    "scatter_add": _adds_all,
 }
 
 

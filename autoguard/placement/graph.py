@@ -13,7 +13,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import dtypes
 
-from autoguard import compat
+from autoguard import compat, sharding
 from autoguard.placement.lanes import constants_with_lanes, lanes_of
 from autoguard.placement.programs import called, inner_programs, is_written_out
 
@@ -256,7 +256,7 @@ class _Builder:
     def shards(self, visit: Visit, outs: Sequence[int]) -> None:
         program = visit.eqn.params["jaxpr"]
         inner = self.own_inputs(program, visit, 0, visit.ins)
-        loses = compat.may_lose_devices(visit.eqn)
+        loses = sharding.may_lose_devices(visit.eqn)
         for result, out, lossy in zip(self.enter(program, visit, 0, inner), outs, loses, strict=True):
             self.graph.link(result, out)
             if lossy:

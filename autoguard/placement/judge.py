@@ -1,13 +1,11 @@
 """Which values of a program are judged, and where (the rules of what counts)."""
 
-from collections.abc import Iterable
 from dataclasses import replace
-
-import numpy as np
 
 from autoguard.placement.finiteness import MOVES, OBSERVES, is_infinite_constant, reaction
 from autoguard.placement.flow import gradient_visits, made_from, reachable
-from autoguard.placement.graph import INVARS, Graph, Path, Place, Visit
+from autoguard.placement.graph import INVARS, Graph, Place, Visit
+from autoguard.placement.order import ancestors, outermost, prefixes, program_order
 from autoguard.placement.plan import Plan, Request, Site
 from autoguard.placement.selfguard import find_holds
 
@@ -83,7 +81,7 @@ class _Judge:
         needed.update(v for o, v in enumerate(graph.outputs) if o not in self.new_state)
         effects = [v for v in graph.visits if v.eqn.effects]
         needed.update(v for visit in effects for v in (*visit.ins, *visit.outs))
-        kept = {_outermost(graph.values[v].place) for v in _ancestors(graph, needed)}
+        kept = {outermost(graph.values[v].place) for v in ancestors(graph, needed)}
         kept.update(graph.owner[v.index] for v in effects)
         made = {graph.owner[visit.index] for visit in graph.visits}
         return frozenset(made - kept)
@@ -105,7 +103,7 @@ class _Judge:
             update=self.update,
             commits=self.commits(),
             commit_all=not cut,
-            entered=_prefixes([*(s.place for s in sites), *(h.place for h in self.holds)]),
+            entered=prefixes([*(s.place for s in sites), *(h.place for h in self.holds)]),
             inlined=frozenset(self.graph.inlined),
             exact_tests=self.request.exact_tests,
             loss_in_doubt=self.loss_in_doubt,
@@ -171,12 +169,12 @@ class _Judge:
         written to a mutable array, and where one device's value stands for those of all.
         """
         graph = self.graph
-        inside = cut and _outermost(graph.values[value].place) not in self.update
+        inside = cut and outermost(graph.values[value].place) not in self.update
         stops, moved = False, []
         for target in graph.links.get(value, ()):
             if target not in self.alive:
                 continue
-            enters_update = inside and _outermost(graph.values[target].place) in self.update
+            enters_update = inside and outermost(graph.values[target].place) in self.update
             ends = not graph.values[target].floating or target in graph.unreplicated
             if enters_update or ends or (target in legal and value not in legal):
                 stops = True
@@ -248,7 +246,7 @@ class _Judge:
     def numbered(self) -> tuple[Site, ...]:
         # Where the program guards itself, what must never be bad comes first: a code beyond it may be excused.
         ordered = sorted(
-            self.sites.values(), key=lambda s: (s.after, bool(self.holds) and s.excusable, *_program_order(s.place))
+            self.sites.values(), key=lambda s: (s.after, bool(self.holds) and s.excusable, *program_order(s.place))
         )
         return tuple(replace(site, id=number) for number, site in enumerate(ordered, start=1))
 
@@ -259,47 +257,3 @@ _KEEPS_INFINITY = frozenset(
     sort pad clamp while cummax cummin reduce_window_max reduce_window_min dynamic_update_slice
     """.split()
 )
-
-
-def _outermost(place: Place | None) -> int | None:
-    """The position of the outermost equation that makes a value; None for arguments and constants."""
-    if place is None:
-        return None
-    path, position, _ = place
-    owner = path[0] if path else position
-    return None if owner == INVARS else owner
-
-
-def _ancestors(graph: Graph, targets: Iterable[int]) -> set[int]:
-    """All values that any of the targets is made from."""
-    seen, pending = set(targets), list(targets)
-    # A value inside an equation makes the whole outermost equation needed, so what it reads is needed too.
-    reads: dict[int, list[int]] = {}
-    for visit in graph.visits:
-        reads.setdefault(graph.owner[visit.index], []).extend(visit.ins)
-    entered: set[int] = set()
-    while pending:
-        value = pending.pop()
-        owner = _outermost(graph.values[value].place)
-        found = list(graph.back_links.get(value, ()))
-        if owner is not None and owner not in entered:
-            entered.add(owner)
-            found.extend(reads.get(owner, ()))
-        fresh = [v for v in found if v not in seen]
-        seen.update(fresh)
-        pending.extend(fresh)
-    return seen
-
-
-def _program_order(place: Place) -> tuple[tuple[float, ...], int]:
-    """Sorts places as their equations run; the results of a loop come after everything inside it."""
-    path, position, result = place
-    return (*path, position, np.inf), result
-
-
-def _prefixes(places: Iterable[Place]) -> frozenset[Path]:
-    """The call paths of all programs that have to be entered to reach the places."""
-    found = set()
-    for path, _, _ in places:
-        found.update(path[: k + 2] for k in range(0, len(path), 2))
-    return frozenset(found)

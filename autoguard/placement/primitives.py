@@ -57,10 +57,11 @@ _ROWS: tuple[tuple[bool, tuple[Operand, ...], str], ...] = (
         """),
     # A mask: what is not selected is thrown away on purpose. What is overwritten is lost, what is written is kept.
     (False, (HIDES, PASSES), "dynamic_update_slice select_n"),
-    # The denominator turns Inf into zero; updates with indices out of range are dropped.
-    (True, (PASSES, HIDES), "div scatter-add scatter_add"),
+    # The denominator turns Inf into zero. One triangle of the matrix is not read.
+    (True, (PASSES, HIDES), "div"),
+    (True, (HIDES, PASSES), "triangular_solve"),
     # By their parameters (see `finiteness`).
-    (True, (PASSES,), "convert_element_type fft integer_pow reduce_precision"),
+    (True, (PASSES,), "convert_element_type fft integer_pow reduce_precision scatter-add scatter_add"),
     (False, (PASSES, HIDES), "pad"),
     (False, (PASSES,), "ppermute"),
     # Choices and saturation. What is not chosen or cut off is gone; XLA drops NaN in max and min.
@@ -78,7 +79,7 @@ _ROWS: tuple[tuple[bool, tuple[Operand, ...], str], ...] = (
         random_gamma reciprocal reduce reduce_max reduce_min reduce_scatter reduce_window reduce_window_max
         reduce_window_min reduce_window_sum regularized_incomplete_beta rem rng_uniform rsqrt scaled_dot scaled_matmul
         scaled_matmul_wrapper scatter-mul scatter-sub scatter_mul scatter_sub schur select_and_gather_add
-        select_and_scatter select_and_scatter_add svd symmetric_product triangular_solve tridiagonal tridiagonal_solve
+        select_and_scatter select_and_scatter_add svd symmetric_product tridiagonal tridiagonal_solve
         unreduced_reduce_scatter zeta
         """),
     (False, (OBSERVES,), "check dce_sink debug_callback debug_print inspect_sharding is_finite"),

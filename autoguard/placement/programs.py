@@ -56,8 +56,6 @@ def called(eqn: Any) -> Called | None:
         return Called(registered(eqn), everything)
     if name == "custom_linear_solve":
         return _linear_solve(eqn)
-    if name == "remat_opt" and compat.is_unused(eqn.outvars[: eqn.params["num_res"]]):
-        return None  # what is saved for a derivative is not asked for: JAX runs another program then
     program = compat.hi_program(eqn) if name == "call_hi_primitive" else eqn.params.get(_CALLS.get(name))
     return None if program is None else Called(program, everything)
 

@@ -18,7 +18,7 @@ def add_one(x, y=0.0):
 KEYWORDS = (
     "in_shardings, out_shardings, static_argnums, static_argnames, donate_argnums, donate_argnames, keep_unused, "
     "device, backend, inline, compiler_options, signature, dynamic, max_traces, checks, allow_nonfinite, loss, state, "
-    "protect, on_failure"
+    "protect, on_failure, strict"
 )
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 from jax import lax
+from jax.experimental import pallas
 
 import autoguard
 from tests.zoo.failing import failure, marked_line
@@ -521,18 +522,38 @@ def test_state_that_may_be_infinite_is_not_blamed():
     assert (error.site.primitive, error.site.kinds) == ("log", ("NaN",))
 
 
-def test_what_cannot_be_entered_is_judged_at_its_results():
+def test_a_map_over_a_mesh_is_entered():
     mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     spec = jax.sharding.PartitionSpec("data")
 
     @functools.partial(jax.shard_map, mesh=mesh, in_specs=spec, out_specs=spec)
     def inside(x):
-        return jnp.sqrt(x)
+        return jnp.sqrt(x)  # <- here
 
     guarded = autoguard.jit(jax.value_and_grad(lambda x: jnp.where(x > 0, inside(x), 0.0).sum()))
     error = failure(guarded, jnp.array([0.0, 1.0]))
-    assert error.site.primitive == "shard_map"
-    assert any("shard_map" in entry for entry in guarded.checks.opaque)
+    assert error.site.primitive == "div"
+    assert error.site.location.line == marked_line(test_a_map_over_a_mesh_is_entered)
+    assert guarded.checks.opaque == ()
+
+
+def test_what_cannot_be_entered_is_judged_at_its_results():
+    def kernel(x, out):
+        out[...] = 0.5 / jnp.sqrt(x[...])
+
+    def slope(x):
+        return pallas.pallas_call(kernel, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=True)(x)
+
+    @jax.custom_vjp
+    def root(x):
+        return jnp.sqrt(x)
+
+    root.defvjp(lambda x: (root(x), x), lambda x, ct: (ct * slope(x),))
+    guarded = autoguard.jit(jax.value_and_grad(lambda x: root(x).sum()))
+    error = failure(guarded, jnp.array([0.0, 1.0]))
+    assert (error.site.primitive, error.site.kinds) == ("pallas_call", ("+Inf",))
+    (opaque,) = guarded.checks.opaque
+    assert opaque.startswith("pallas_call at ")
 
 
 def test_foreign_function():
