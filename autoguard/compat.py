@@ -18,6 +18,7 @@ from jax._src import api_util as _api_util
 from jax._src import config as _jax_config
 from jax._src import core as _jax_core
 from jax._src import source_info_util as _source_info
+from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.named_sharding import UNSPECIFIED
 from jax.core import Tracer
 from jax.extend import source_info_util
@@ -40,7 +41,6 @@ WRITTEN_OUT = _primitives(
     ("custom_batching", "custom_vmap_p"),
     ("custom_derivatives", "linear_call_p"),
     ("custom_derivatives", "remat_opt_p"),
-    ("hijax", "call_hi_primitive_p"),
 )
 SHARD_MAP = _primitives(("shard_map", "shard_map_p"))
 XLA_METADATA = _primitives(("xla_metadata", "xla_metadata_call_p"))
@@ -90,6 +90,18 @@ def open_jaxpr(jaxpr: Any) -> tuple[Jaxpr, Sequence[Any]]:
     if hasattr(jaxpr, "consts"):
         return jaxpr.jaxpr, jaxpr.consts
     return jaxpr, ()
+
+
+def without_high(closed: Any) -> Any:
+    """A program with what is written in JAX's higher level spelled out, as JAX does itself before it compiles.
+
+    0.12: `jax.lax.custom_root`, and blocks under `jax_remat3`, are objects until then. A program with arguments of
+    such a type stays as it is.
+    """
+    if not getattr(closed, "is_high", False) or any(a.is_high for a in (*closed.in_avals, *closed.out_avals)):
+        return closed
+    lower = getattr(_partial_eval, "lower_jaxpr2", None)
+    return closed if lower is None else lower(closed)
 
 
 def trace_flat(fun: Callable[..., Sequence[Any]], avals: Sequence[Any]) -> tuple[Jaxpr, Sequence[Any]]:
@@ -262,17 +274,6 @@ def _frames(traceback: Any) -> list[Frame]:
 def is_ref(value: Any) -> bool:
     """Whether a value or its aval is a mutable array (0.10-0.12: its type has no public name)."""
     return type(getattr(value, "aval", value)).__name__ == "AbstractRef"
-
-
-def hi_program(eqn: JaxprEqn) -> Any:
-    """The program of a rematerialised block under `jax_remat3` (0.12: it stands in an object, not in a parameter)."""
-    held = eqn.params["_prim"]
-    return held.jaxpr if type(held).__name__ == "RematTraced" else None
-
-
-def is_hi_name(eqn: JaxprEqn) -> bool:
-    """Whether an equation only names a value for a checkpoint policy under `jax_remat3` (0.12)."""
-    return type(eqn.params.get("_prim")).__name__ in ("CheckpointName", "CheckpointNameFwd")
 
 
 def bind_cond(eqn: JaxprEqn, branches: Sequence[Callable[..., Sequence[Any]]], args: Sequence[Any]) -> list[Any]:

@@ -138,7 +138,7 @@ def _capture(fun: Callable[..., Any], call: Call) -> tuple[Any, Any]:
     if numbers:
         target = functools.partial(_with_static, target, [(n, call.static_tokens[n]) for n in numbers])
     closed, shapes = jax.make_jaxpr(target, return_shape=True)(*call.args, **call.kwargs)
-    return closed, jax.tree.structure(shapes)
+    return compat.without_high(closed), jax.tree.structure(shapes)
 
 
 def _with_static(fun: Callable[..., Any], static: Sequence[tuple[int, Any]], *args: Any, **kwargs: Any) -> Any:

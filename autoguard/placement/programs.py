@@ -56,7 +56,7 @@ def called(eqn: Any) -> Called | None:
         return Called(registered(eqn), everything)
     if name == "custom_linear_solve":
         return _linear_solve(eqn)
-    program = compat.hi_program(eqn) if name == "call_hi_primitive" else eqn.params.get(_CALLS.get(name))
+    program = eqn.params.get(_CALLS.get(name))
     return None if program is None else Called(program, everything)
 
 

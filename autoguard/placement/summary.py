@@ -7,7 +7,6 @@ from typing import Any
 from jax.extend.core import jaxprs_in_params
 from jax.extend.source_info_util import summarize
 
-from autoguard import compat
 from autoguard.placement.flow import gradient_visits
 from autoguard.placement.graph import Graph, Visit
 from autoguard.placement.plan import Plan
@@ -56,8 +55,8 @@ class Checks:
     def __str__(self) -> str:
         lines = [
             f"{self.equations} equations seen, {self.gradient_producing} of them make gradients",
-            f"{self.required} values must be finite: {self.tested} tested, {self.implied} implied by a later test",
-            f"{self.committed} state leaves committed behind the verdict",
+            f"{self.required} values must be finite: {self.implied} are implied by the test of a later value",
+            f"{self.tested} values are tested, {self.committed} state leaves committed behind the verdict",
         ]
         for label in ("observed", "legal", "opaque", "partial"):
             lines.extend(f"{label}: {entry}" for entry in getattr(self, label))
@@ -96,7 +95,7 @@ def summarise(
 def is_opaque(visit: Visit) -> bool:
     """Whether an equation holds a program (or a foreign function) that is not entered."""
     if visit.name in _FOREIGN:
-        return not compat.is_hi_name(visit.eqn)
+        return True
     holds_program = any(True for _ in jaxprs_in_params(visit.eqn.params))
     return holds_program and not visit.name.startswith(_COMBINES)
 
