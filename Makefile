@@ -6,7 +6,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint bench versions interpreter clean
+.PHONY: help demo test faults lint bench versions interpreter clean
 
 WORKERS ?= 2
 ARGS ?=
@@ -44,6 +44,7 @@ endif
 help:
 	@echo "make demo     train the guarded examples and sabotage them"
 	@echo "make test     run the tests              (PYTHON=, ARGS=, WORKERS=)"
+	@echo "make faults   plant faults in every program of the zoo (ARGS=\"--seed 1 --fraction 0.1\")"
 	@echo "make lint     ruff, pyright, import-linter"
 	@echo "make bench    run the benchmarks"
 	@echo "make clean    remove environments, caches and build outputs"
@@ -53,6 +54,10 @@ demo: $(STAMP)
 
 test: $(STAMP) versions
 	@$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+
+# `make test` takes a small sample of these.
+faults: $(STAMP) versions
+	@$(BIN)/python -m tests.faults $(ARGS)
 
 # Every check runs, whichever fails. pyright would ask a registry for a newer version of itself at each run.
 lint: export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
