@@ -170,7 +170,7 @@ needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="no make")
 @needs_make
 def test_make_help_names_every_target() -> None:
     listed = set(re.findall(r"^make (\w+)", run("make", "help").stdout, flags=re.MULTILINE))
-    assert listed == {"demo", "test", "lint", "bench", "clean"}
+    assert listed == {"demo", "test", "faults", "lint", "bench", "clean"}
 
 
 @needs_make
