@@ -1,5 +1,6 @@
 """The monitor of a guarded program: one int32 code, the smallest failing site id wins."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -105,6 +106,7 @@ class Verdict:
         self._plan = plan
         self._tests = plan.tests_at()
         self._holds = {hold.place: hold for hold in plan.holds}
+        self._kept = self._holds.keys() | {place for hold in plan.holds for place, _ in hold.asked}
         self._values: dict[Place, Any] = {}
         self._last = max((s.id for s in plan.sites if not s.excusable), default=0)
 
@@ -115,7 +117,7 @@ class Verdict:
     def look(self, path: Path, position: int, eqn: Any, ins: Sequence[Any], outs: Sequence[Any]) -> Any | None:
         """The tests of one equation."""
         for k, out in enumerate(outs) if self._holds else ():
-            if (path, position, k) in self._holds:
+            if (path, position, k) in self._kept:
                 self._values[path, position, k] = out
         sites = [s for s in self._tests.get((path, position), ()) if not s.after]
         if not sites:
@@ -157,13 +159,16 @@ class Verdict:
         return lax.select(failing > 0, failing, quiet)
 
     def _held(self, path: Path, opened: Sequence[_Open]) -> Any:
+        """Whether the program holds its state back because gradients are not finite. No tracer outlives its trace."""
         held = jnp.bool_(False)
         for finding in opened:
             held = held if finding.held is None else held | finding.held
+        values = {place: jnp.asarray(self._values.pop(place)) != 0 for place in self._kept if place[0] == path}
         for place, hold in self._holds.items():
             if place[0] == path:
-                predicate = jnp.asarray(self._values.pop(place)) != 0  # no tracer may outlive its trace
-                held = held | (predicate if hold.holds_when else ~predicate)
+                holds = values[place] if hold.holds_when else ~values[place]
+                found = [(~values[p] if finite else values[p]).any() for p, finite in hold.asked]
+                held = held | (holds & functools.reduce(jnp.logical_or, found) if found else holds)
         return held
 
     def first(self, before: Any, now: Any, path: Path, iteration: Any) -> Any:

@@ -38,10 +38,18 @@ class Site:
 
 @dataclass(frozen=True)
 class Hold:
-    """A predicate by which the program itself holds its state back when gradients are not finite."""
+    """A predicate by which the program itself holds its state back when gradients are not finite.
+
+    Attributes:
+        place: the predicate, a scalar.
+        holds_when: its value when it holds the state back.
+        asked: where other conditions have been mixed in (`finite & grow`), the answers in it, of any shape, and whether
+            each is true when finite. Then the state is held back for the gradients' sake only if one of them says so.
+    """
 
     place: Place
     holds_when: bool
+    asked: tuple[tuple[Place, bool], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -8,18 +8,25 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from autoguard.placement.finiteness import derives_predicate, is_finiteness_question, literal_of
-from autoguard.placement.graph import Graph, Visit
+from autoguard.placement.graph import Graph, Place, Visit
 from autoguard.placement.plan import Hold
 
 _TRUE_WHEN_FINITE = frozenset("is_finite eq lt le eq_to lt_to le_to".split())
+# How other conditions come in such that they can make an answer say "not finite".
+_ALL_MUST = frozenset("and min mul concatenate".split())
+_ANY_MAY = frozenset("or max concatenate".split())
 
 
 @dataclass(frozen=True)
 class _Answer:
-    """A value made of answers: true when finite or when not, and the scalar that it repeats, if it is one."""
+    """A value made of answers: true when finite or when not, and the scalar that it repeats, if it is one.
+
+    Where something else may have made it say "not finite", `asked` holds the answers in it, with their own `finite`.
+    """
 
     finite: bool
     scalar: int | None
+    asked: frozenset[tuple[int, bool]] = frozenset()
 
 
 def find_holds(graph: Graph, depends: set[int], extra: Iterable[int]) -> tuple[tuple[Hold, ...], set[int]]:
@@ -48,9 +55,17 @@ def find_holds(graph: Graph, depends: set[int], extra: Iterable[int]) -> tuple[t
 def _add_hold(graph: Graph, answer: _Answer | None, holds: dict[int, Hold]) -> None:
     if answer is None or answer.scalar is None:
         return
-    place = graph.top_level.get(answer.scalar, graph.values[answer.scalar].place)
-    if place is not None:
-        holds[answer.scalar] = Hold(place, holds_when=not answer.finite)
+    place = _place(graph, answer.scalar)
+    if place is None:
+        return
+    asked = [(_place(graph, v), finite) for v, finite in sorted(answer.asked)]
+    # An answer in another program cannot be read beside the predicate.
+    within = tuple((p, finite) for p, finite in asked if p is not None and p[0] == place[0])
+    holds[answer.scalar] = Hold(place, not answer.finite, within if len(within) == len(asked) else ())
+
+
+def _place(graph: Graph, value: int) -> Place | None:
+    return graph.top_level.get(value, graph.values[value].place)
 
 
 def _question(graph: Graph, visit: Visit, subjects: set[int]) -> _Answer | None:
@@ -88,7 +103,18 @@ def _derived(graph: Graph, visit: Visit, answers: dict[int, _Answer]) -> _Answer
         return None
     scalar = _scalar(graph, visit.outs[0])
     repeats = visit.name in ("broadcast_in_dim", "reshape") and scalar is None
-    return _Answer(finite, found[0].scalar if repeats else scalar)
+    return _Answer(finite, found[0].scalar if repeats else scalar, _asked(visit, answers, finite))
+
+
+def _asked(visit: Visit, answers: dict[int, _Answer], finite: bool) -> frozenset[tuple[int, bool]]:
+    """The answers in a value that says "not finite" also for other reasons; nothing if it does not."""
+    given = [v for v in visit.ins if v in answers]
+    # A true-when-finite answer stays exact under `or`: false only if the answer is, whatever else is in it.
+    doubtful = len(given) < len(visit.ins) and visit.name in (_ALL_MUST if finite else _ANY_MAY)
+    if not doubtful and not any(answers[v].asked for v in given):
+        return frozenset()
+    pure = {(v, answers[v].finite) for v in given if not answers[v].asked}
+    return frozenset(pure).union(*(answers[v].asked for v in given))
 
 
 def _selectors(graph: Graph) -> list[int]:

@@ -6,6 +6,7 @@ import optax
 import pytest
 from jax import lax
 
+import autoguard
 from tests.placement.programs import plan_of
 
 W = jnp.ones(3)
@@ -41,6 +42,51 @@ def holds_of(hold):
 def test_found(hold, holds_when):
     _, plan = holds_of(hold)
     assert [h.holds_when for h in plan.holds] == [holds_when]
+
+
+@pytest.mark.parametrize(
+    ("hold", "asked"),
+    [
+        (lambda w, g, v: jnp.where(jnp.isfinite(g).all() & (v < 3), w - g, w), 1),
+        (lambda w, g, v: jnp.where((jnp.isfinite(g) & (g < 3)).all(), w - g, w), 1),
+        (lambda w, g, v: jnp.where(jnp.isfinite(g).all() & (v < 3) & jnp.isfinite(v), w - g, w), 2),
+        (lambda w, g, v: jnp.where(jnp.isnan(g).any() | (v > 3), w, w - g), 1),
+        (lambda w, g, v: jnp.where(~(jnp.isfinite(g).all() & (v < 3)), w, w - g), 1),
+        (lambda w, g, v: jnp.where(jnp.isfinite(g).all() & jnp.isfinite(v), w - g, w), 0),
+        (lambda w, g, v: jnp.where(jnp.isfinite(g).all() | (v < 3), w - g, w), 0),
+    ],
+    ids=["and", "elements", "twice", "or", "not", "answers only", "in spite of it"],
+)
+def test_other_conditions_may_hold_it_too(hold, asked):
+    _, plan = holds_of(hold)
+    assert [len(h.asked) for h in plan.holds] == [asked]
+
+
+@pytest.mark.parametrize(
+    ("hold", "handled"),
+    [
+        (lambda w, g, v: jnp.where(jnp.isfinite(g).all() & (v < 3), w - g, w), (False, True)),
+        (lambda w, g, v: jnp.where((jnp.isfinite(g) & (v < 3)).all(), w - g, w), (False, True)),
+        (lambda w, g, v: jnp.where(jnp.isnan(g).any() | (v > 3), w, w - g), (False, True)),
+    ],
+    ids=["and", "elements", "or"],
+)
+def test_a_step_held_for_another_reason_excuses_nothing(hold, handled):
+    # The loss is NaN in both calls; the gradients are only in the second.
+    def step(w, x, bad):
+        value, gradient = gradient_of(w, x)
+        return hold(w, gradient, value), value + 4 + lax.stop_gradient(jnp.log(bad))
+
+    guarded = autoguard.jit(step)
+    guarded(W, W, 1.0)
+    for x, excused in zip((W, W * jnp.nan), handled, strict=True):
+        before = guarded.handled
+        if excused:
+            guarded(W, x, -1.0)
+        else:
+            with pytest.raises(autoguard.NonFiniteError, match="loss"):
+                guarded(W, x, -1.0)
+        assert guarded.handled == before + excused
 
 
 @pytest.mark.parametrize(
