@@ -14,7 +14,6 @@ from jax.extend.core import Primitive, primitives
 from autoguard.placement import primitives as table
 from autoguard.placement.primitives import HIDES, OBSERVES, PASSES, UNKNOWN, classification
 
-
 # Other tests load what belongs to kernels of other machines (Mosaic), so an interpreter of its own is asked.
 LOADED = """
 import gc, importlib
