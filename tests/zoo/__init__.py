@@ -1,18 +1,50 @@
 """Small realistic programs, all of them clean: whoever guards them hears nothing. `PROGRAMS` holds them by name."""
 
-from tests.zoo import derivatives, guards, layers, linear_algebra, loops, losses, optimizers, precision, structures
+from tests.zoo import (
+    control_flow,
+    convolutions,
+    custom_rules,
+    derivatives,
+    factorisations,
+    guards,
+    indexing,
+    layers,
+    learning,
+    linear_algebra,
+    loops,
+    losses,
+    meshes,
+    numbers,
+    opaque,
+    optimizers,
+    precision,
+    rematerialised,
+    structures,
+    transforms,
+)
 from tests.zoo.registry import PROGRAMS, Program
 
 __all__ = [
     "PROGRAMS",
     "Program",
+    "control_flow",
+    "convolutions",
+    "custom_rules",
     "derivatives",
+    "factorisations",
     "guards",
+    "indexing",
     "layers",
+    "learning",
     "linear_algebra",
     "loops",
     "losses",
+    "meshes",
+    "numbers",
+    "opaque",
     "optimizers",
     "precision",
+    "rematerialised",
     "structures",
+    "transforms",
 ]
