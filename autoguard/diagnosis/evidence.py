@@ -56,8 +56,8 @@ def diagnose(program: Program, site: Site | None, flat: Sequence[Any]) -> Failur
         nan=None if nan is None or nan is root else _operation(nan, rows, phases),
         received=tuple(r for r in received if r.position in trail.received),
         also_nonfinite=tuple(r for r in received if r.position not in trail.received),
-        constant=trail.constant,
-        constant_read=None if trail.reader is None else _operation(trail.reader, rows, phases),
+        constant=trail.constant if root is None else None,
+        constant_read=_operation(trail.reader, rows, phases) if trail.reader and root is None else None,
         not_replayed=why,
     )
 

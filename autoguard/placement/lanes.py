@@ -12,8 +12,9 @@ from autoguard.placement.programs import called
 # What combines elements at the same position: operands of the result's shape have their lanes where it has them.
 _ELEMENTWISE = frozenset(
     """
-    abs add add_any and atan2 clamp convert_element_type copy cos div eq exp ge gt integer_pow is_finite le log log1p
-    logistic lt max min mul ne neg nextafter not or pow rem round rsqrt select_n sign sin sqrt square sub tan tanh xor
+    abs add add_any and atan2 clamp convert_element_type copy cos div eq exp fma fmuladd ge gt integer_pow is_finite le
+    log log1p logistic lt max min mul ne neg nextafter not or pow rem round rsqrt select_n sign sin sqrt square sub tan
+    tanh xor
     """.split()
 )
 

@@ -78,7 +78,7 @@ class FailureReport:
         nan: the operation that made the first NaN, where that is another one.
         received: non-finite arguments that led to the failure.
         also_nonfinite: non-finite arguments that did not.
-        constant: a constant of the program that is not finite and led to it (its position is -1).
+        constant: a constant of the program that is not finite and led to it, if no operation did (its position is -1).
         constant_read: the first operation that reads it.
         not_replayed: why the call was not run again, or what that run did not show; else empty.
     """

@@ -5,6 +5,9 @@ from pathlib import Path
 
 _NAMED = re.compile(r'"((?:[^"\\]|\\.)*)"(?:\((#loc\d*)\))?$')
 
+# A call that is written out has no operation of its own; the constants that it is given bear its name.
+_CALLS = ("/custom_linear_solve", "/custom_jvp_call", "/custom_vjp_call")
+
 
 def operations(lowered):
     """The pairs (words of the name, file and line) of all operations; those of an inner function under its callers.
@@ -37,7 +40,7 @@ def operations(lowered):
             full, where = (f"{prefix}/{own}" if prefix else own), line(reference) or outer
             if callee:
                 walk(callee, full, where)
-            elif re.search(r"/\w+$", full) and not full.endswith("/custom_linear_solve"):  # these belong to a call
+            elif re.search(r"/\w+$", full) and not full.endswith(_CALLS):
                 found.add((tuple(re.findall(r"[\w<>.\-]+", full)), where))
 
     walk("main", "", None)

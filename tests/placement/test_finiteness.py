@@ -68,6 +68,19 @@ PASSING = {
     "transpose": lambda x: x.T,
 }
 
+PASSING |= {  # of JAX 0.12.1 on
+    name: make(getattr(lax, name))
+    for name, make in {
+        "cospi": lambda f: f,
+        "fma": lambda f: lambda x: f(x, x * 0 + 2, x * 0 + 1),
+        "fmuladd": lambda f: lambda x: f(x * 0 + 2, x * 0 + 1, x),
+        "log2p1": lambda f: f,
+        "sinpi": lambda f: f,
+        "tanpi": lambda f: f,
+    }.items()
+    if hasattr(lax, name)
+}
+
 INDEX = jnp.array([0])
 
 # Operands whose NaN or Inf may not be in the result any more, or is thrown away by what follows.
