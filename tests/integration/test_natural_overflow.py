@@ -213,7 +213,7 @@ def interpreted(ops):
     return loss
 
 
-@hypothesis.settings(max_examples=40, deadline=None, derandomize=True, database=None)
+@hypothesis.settings(max_examples=25, deadline=None, derandomize=True, database=None)
 @hypothesis.given(programs())
 def test_random_programs(made):
     dtype, ops, scale, rate = made

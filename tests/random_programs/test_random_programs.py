@@ -14,7 +14,7 @@ from tests.random_programs.grammar import programs
 TOLERANCE = {"float32": 1e-4, "bfloat16": 0.1, "float16": 0.05}
 # Compiling takes a second and more, so that few examples have to do; `make faults` takes more.
 few = hypothesis.settings(
-    max_examples=25,
+    max_examples=15,
     deadline=None,
     derandomize=True,
     database=None,
