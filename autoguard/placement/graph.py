@@ -228,6 +228,9 @@ class _Builder:
             self.graph.link(result, again)
         for result, out in zip(results, outs, strict=True):
             self.graph.link(result, out)
+        if view.length == 0:
+            for start, out in zip(visit.ins[view.num_consts :], outs[: view.num_carry], strict=False):
+                self.graph.link(start, out)
 
     def loop(self, visit: Visit, outs: Sequence[int]) -> None:
         if lanes_of(visit.eqn) and None in constants_with_lanes(visit.eqn):

@@ -198,6 +198,15 @@ def behind_a_scan_that_reads_the_same():
     return jax.value_and_grad(loss), (jnp.float32(0), jnp.ones(3))
 
 
+@fault("log", FORWARD, "-Inf", source="jnp.log(w)")
+def through_a_scan_of_no_steps():
+    def loss(w, xs):
+        last, _ = lax.scan(lambda h, x: (jnp.sin(h) + x, None), jnp.log(w), xs)  # <- here
+        return last.sum()
+
+    return jax.value_and_grad(loss), (jnp.array([0.0, 1.0]), jnp.ones((0, 2)))
+
+
 @fault("exp", FORWARD, "+Inf", loops=("scan iteration 2 of 4",))
 def step_of_a_fori_loop():
     def loss(x):
