@@ -103,10 +103,11 @@ class Table:
         """Row by row: that of the first device that saw something; what a collective reads comes from all of them."""
         device = jnp.argmax(findings[:, :, _KIND] != 0, axis=0)
         row = jnp.take_along_axis(findings, device[None, :, None], axis=0)[0]
-        bits = [bit * jnp.any(findings[:, :, _BEFORE] & bit, axis=0) for bit in (NAN, PLUS_INF, MINUS_INF)]
+        before = findings[:, :, _BEFORE]
+        bits = [_bit_if(jnp.any(before & np.int32(bit), axis=0), bit) for bit in (NAN, PLUS_INF, MINUS_INF)]
         names = (v.name for v in self.visits if v.path[: len(path)] == path)
         collective = np.array([name in _COLLECTIVES for name in names])
-        return row.at[:, _BEFORE].set(jnp.where(collective, sum(bits), row[:, _BEFORE]))
+        return row.at[:, _BEFORE].set(jnp.where(collective, sum(bits, jnp.int32(0)), row[:, _BEFORE]))
 
     def join(self, path: Path, findings: Sequence[Any | None]) -> Any:
         """The rows one below the other, which is the order of the visits."""
@@ -128,14 +129,17 @@ def _kind_here(value: Any) -> Any:
     return sharding.here(kind)
 
 
+def _bit_if(test: Any, bit: int) -> Any:
+    return jnp.where(test, jnp.int32(bit), jnp.int32(0))
+
+
 def _kind_of(value: Any) -> Any:
     if jnp.issubdtype(value.dtype, jnp.complexfloating):
         return _kind_of(value.real) | _kind_of(value.imag)
     value = value.astype(jnp.float32) if value.dtype.itemsize == 1 else value
     # Three booleans rather than one number: over a sharded value only these become a collective everywhere.
     tests = ((NAN, value != value), (PLUS_INF, value == jnp.inf), (MINUS_INF, value == -jnp.inf))
-    found = (jnp.int32(bit) * jnp.any(test) for bit, test in tests)
-    return sum(found, jnp.int32(0))
+    return sum((_bit_if(jnp.any(test), bit) for bit, test in tests), jnp.int32(0))
 
 
 class _Silent(Interpreter):

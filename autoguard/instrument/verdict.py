@@ -44,6 +44,12 @@ def _is_nonfinite(value: Any, nan_only: bool, exact: bool) -> Any:
     return lax.ne(total, total)
 
 
+def _truth(value: Any) -> Any:
+    """A predicate, which may be a number, as a boolean."""
+    value = jnp.asarray(value)
+    return value if value.dtype == np.bool_ else lax.ne(value, lax.full_like(value, 0))
+
+
 def first_code(codes: Sequence[Any]) -> Any:
     """The smallest code that is not zero, or zero."""
     present = [sharding.here(c) for c in codes if c is not None]
@@ -163,7 +169,7 @@ class Verdict:
         held = jnp.bool_(False)
         for finding in opened:
             held = held if finding.held is None else held | finding.held
-        values = {place: jnp.asarray(self._values.pop(place)) != 0 for place in self._kept if place[0] == path}
+        values = {place: _truth(self._values.pop(place)) for place in self._kept if place[0] == path}
         for place, hold in self._holds.items():
             if place[0] == path:
                 holds = values[place] if hold.holds_when else ~values[place]

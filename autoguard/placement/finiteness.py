@@ -48,6 +48,14 @@ def reaction(graph: Graph, visit: Visit, operand: int) -> Reaction:
     return MOVES if moves and _results_can_hold_it(visit) else STOPS
 
 
+def may_create(visit: Visit) -> bool:
+    """Whether finite operands can give a non-finite result."""
+    if visit.name == "convert_element_type":
+        before, after = visit.eqn.invars[0].aval.dtype, visit.eqn.params["new_dtype"]
+        return not jnp.issubdtype(before, jnp.inexact) or jnp.finfo(before).max > jnp.finfo(after).max
+    return (classification(visit.eqn.primitive) or UNKNOWN).creates
+
+
 def _results_can_hold_it(visit: Visit) -> bool:
     return all(is_floating(v.aval) and v.aval.size > 0 for v in visit.eqn.outvars)
 

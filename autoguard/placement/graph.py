@@ -68,9 +68,8 @@ class Graph:
     links: dict[int, list[int]] = field(default_factory=dict)
     back_links: dict[int, list[int]] = field(default_factory=dict)
     top_level: dict[int, Place] = field(default_factory=dict)  # value -> where the outermost program holds it
-    branch_indices: list[int] = field(
-        default_factory=list
-    )  # what chooses the branch of each `cond` with floating results
+    # For each `cond` with floating results: what chooses the branch, and the results.
+    branchings: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     controls: list[int] = field(default_factory=list)  # what chooses a branch, and what ends a loop
     doubtful: list[Visit] = field(default_factory=list)  # loops whose inside is not always looked at
     inlined: set[Path] = field(default_factory=set)
@@ -185,6 +184,11 @@ class _Builder:
 
     def plain(self, visit: Visit) -> Sequence[int]:
         graph = self.graph
+        if visit.name == "optimization_barrier":  # each operand reaches its own result only
+            outs = [graph.new_value(v.aval, (visit.path, visit.position, k)) for k, v in enumerate(visit.eqn.outvars)]
+            for source, target in zip(visit.ins, outs, strict=True):
+                graph.link(source, target)
+            return outs
         visit.outs = tuple(
             graph.new_value(v.aval, (visit.path, visit.position, k), maker=visit.index)
             for k, v in enumerate(visit.eqn.outvars)
@@ -250,7 +254,7 @@ class _Builder:
     def cond(self, visit: Visit, outs: Sequence[int]) -> None:
         self.graph.controls.append(visit.ins[0])
         if any(self.graph.values[out].floating for out in outs):
-            self.graph.branch_indices.append(visit.ins[0])
+            self.graph.branchings.append((visit.ins[0], tuple(outs)))
         for number, branch in enumerate(visit.eqn.params["branches"]):
             inner = self.own_inputs(branch, visit, number, visit.ins[1:])
             for result, out in zip(self.enter(branch, visit, number, inner), outs, strict=True):

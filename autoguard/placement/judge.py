@@ -1,10 +1,12 @@
 """Which values of a program are judged, and where (the rules of what counts)."""
 
+import functools
 from dataclasses import replace
+from typing import Any
 
-from autoguard.placement.finiteness import MOVES, OBSERVES, is_infinite_constant, reaction
 from autoguard.placement.flow import gradient_visits, made_from, reachable
 from autoguard.placement.graph import INVARS, Graph, Place, Visit
+from autoguard.placement.moving import Surroundings, judged_at, legally_infinite
 from autoguard.placement.order import ancestors, outermost, prefixes, program_order
 from autoguard.placement.plan import Plan, Request, Site
 from autoguard.placement.selfguard import find_holds
@@ -22,6 +24,7 @@ class _Judge:
     def __init__(self, graph: Graph, request: Request, gradients: list[Visit]) -> None:
         self.graph, self.request = graph, request
         self.made = [v for visit in gradients for v in visit.outs if graph.values[v].floating]
+        self.made_set = set(self.made)
         self.depends = reachable(graph, self.made)
         self.leads_to_gradient = made_from(graph, self.made)
         effects = [v for visit in graph.visits if visit.eqn.effects for v in visit.ins]
@@ -31,7 +34,7 @@ class _Judge:
         self.loss_in_doubt = False
         self.loss = self.find_loss()
         loss = () if self.loss is None else (graph.outputs[self.loss],)
-        self.holds, self.watched = find_holds(graph, self.depends, loss)
+        self.guard = find_holds(graph, self.depends, loss, self.state_outputs(), self.alive)
         self.update = self.find_update(gradients)
         self.sites: dict[tuple[Place, bool], Site] = {}
 
@@ -51,11 +54,24 @@ class _Judge:
             scalar = made.floating and made.aval.shape == ()
             if returned and computed and scalar and position not in self.new_state and value not in self.depends:
                 candidates.append(position)
+        candidates = [p for p in candidates if not self.is_masked_copy(p, candidates)]
         smooth = self.smooth_from_parameters()
         better = [p for p in candidates if graph.outputs[p] in smooth] or candidates
         named = [p for p in better if "loss" in request.output_paths[p].lower()]
         self.loss_in_doubt = len(candidates) > 1 or not smooth.intersection(graph.outputs[p] for p in candidates)
         return next(iter(named or better), None)
+
+    def is_masked_copy(self, position: int, candidates: list[int]) -> bool:
+        """Whether an output is another one behind a mask (`where(isfinite(loss), loss, 0)`)."""
+        graph = self.graph
+        value = graph.outputs[position]
+        maker = graph.values[value].maker
+        others = {graph.outputs[p] for p in candidates} - {value}
+        return (
+            maker is not None
+            and graph.visits[maker].name == "select_n"
+            and not others.isdisjoint(graph.visits[maker].ins)
+        )
 
     def smooth_from_parameters(self) -> set[int]:
         """The values that floating values alone connect to an argument that gets a gradient."""
@@ -71,10 +87,17 @@ class _Judge:
             pending.extend(fresh)
         return seen
 
+    def state_outputs(self) -> list[int]:
+        """What is new state, or may be; a scalar that is paired with nothing is rather a metric."""
+        graph = self.graph
+        unpaired = (p for p in range(len(graph.outputs)) if p not in self.new_state and self.could_be_state(p))
+        positions = [*self.new_state, *(p for p in unpaired if graph.values[graph.outputs[p]].aval.shape)]
+        return [graph.outputs[p] for p in positions]
+
     def find_update(self, gradients: list[Visit]) -> frozenset[int]:
         """The outermost equations that only new state needs and that make no gradient."""
         # A program that guards itself decides about its state by what it finds, so all of it has to be looked at first.
-        if not self.request.committed or self.request.protect != "gradients" or self.holds:
+        if not self.request.committed or self.request.protect != "gradients" or self.guard.holds:
             return frozenset()
         graph = self.graph
         needed = {v for visit in gradients for v in visit.outs}
@@ -99,11 +122,11 @@ class _Judge:
             required=len(required),
             implied=len(required.difference(site.value for site in sites)),
             observed=self.observed(judged_outputs),
-            holds=self.holds,
+            holds=self.guard.holds,
             update=self.update,
             commits=self.commits(),
             commit_all=not cut,
-            entered=prefixes([*(s.place for s in sites), *(h.place for h in self.holds)]),
+            entered=prefixes([*(s.place for s in sites), *(h.place for h in self.guard.holds)]),
             inlined=frozenset(self.graph.inlined),
             exact_tests=self.request.exact_tests,
             loss_in_doubt=self.loss_in_doubt,
@@ -143,73 +166,19 @@ class _Judge:
         """Follows each judged value along its uses to where the judgement stops; returns the values it began with."""
         if self.request.checks == "outputs":
             return set()
-        graph = self.graph
+        graph, made = self.graph, self.made_set
         sources = self.made
         if self.request.checks == "all":
             sources = [v for visit in graph.visits for v in visit.outs if graph.values[v].floating]
         sources = [v for v in sources if v in self.alive]
-        made, legal = set(self.made), self.legally_infinite()
-        judged, pending = set(sources), list(sources)
-        while pending:
-            value = pending.pop()
-            stops, moved = self.follow(value, cut, legal)
-            if stops or value in self.watched:
-                reason = "gradient" if value in self.depends or value in made else "value"
-                self.add(value, reason, nan_only=value in legal)
-            fresh = [v for v in moved if v not in judged]
-            judged.update(fresh)
-            pending.extend(fresh)
+        infinite = (graph.inputs[arg] for _, arg in self.request.pairs if self.is_legal(arg))
+        legal = legally_infinite(graph, made, infinite)
+        around = Surroundings(self.alive, legal, self.update if cut else frozenset())
+        stops, moved = judged_at(graph, sources, around)
+        for value in sorted(stops | (moved & self.guard.watched)):
+            reason = "gradient" if value in self.depends or value in made else "value"
+            self.add(value, reason, nan_only=value in legal)
         return set(sources)
-
-    def follow(self, value: int, cut: bool, legal: set[int]) -> tuple[bool, list[int]]:
-        """Whether a judgement stops at this value, and the values that it moves to.
-
-        It also stops where the value would meet an infinity that a constant of the program has put there (the initial
-        value of a loop, the other branch): what comes of both could not be told apart. It stops where the value is
-        written to a mutable array, and where one device's value stands for those of all.
-        """
-        graph = self.graph
-        inside = cut and outermost(graph.values[value].place) not in self.update
-        stops, moved = False, []
-        for target in graph.links.get(value, ()):
-            if target not in self.alive:
-                continue
-            enters_update = inside and outermost(graph.values[target].place) in self.update
-            ends = not graph.values[target].floating or target in graph.unreplicated
-            if enters_update or ends or (target in legal and value not in legal):
-                stops = True
-            else:
-                moved.append(target)
-        for index, operand in graph.uses.get(value, ()):
-            visit = graph.visits[index]
-            answer = reaction(graph, visit, operand)
-            if answer is OBSERVES or (self.alive.isdisjoint(visit.outs) and not visit.eqn.effects):
-                continue
-            enters_update = inside and graph.owner[index] in self.update
-            meets = value not in legal and not legal.isdisjoint(visit.outs) and visit.name != "select_n"
-            if answer is MOVES and not enters_update and not meets:
-                moved.extend(visit.outs)
-            else:
-                stops = True
-        return stops, moved
-
-    def legally_infinite(self) -> set[int]:
-        """The values that hold an infinity because a constant of the program does (masks)."""
-        graph = self.graph
-        pending = [i for i, v in enumerate(graph.values) if is_infinite_constant(v.literal)]
-        pending += [graph.inputs[arg] for _, arg in self.request.pairs if self.is_legal(arg)]
-        seen, made = set(pending), set(self.made)  # no mask makes an infinite cotangent legal
-        while pending:
-            value = pending.pop()
-            found = list(graph.links.get(value, ()))
-            for index, operand in graph.uses.get(value, ()):
-                visit = graph.visits[index]
-                if reaction(graph, visit, operand) is MOVES or visit.name in _KEEPS_INFINITY:
-                    found.extend(out for out in visit.outs if out not in made)
-            fresh = [v for v in found if v not in seen]
-            seen.update(fresh)
-            pending.extend(fresh)
-        return seen
 
     def place_output(self, position: int, cut: bool) -> None:
         is_state = position in self.new_state
@@ -223,7 +192,8 @@ class _Judge:
         if place is None or made.aval.size == 0:
             return  # a constant of the program is what its author wrote; an empty array holds nothing
         output = () if position < 0 else (self.request.output_paths[position],)
-        excusable = not (reason == "state" or (position >= 0 and self.could_be_state(position)))
+        certain = reason == "state" or (position >= 0 and self.could_be_state(position))
+        excusable = not certain and value in self.guard.excused
         old = self.sites.get((place, after))
         if old is not None:
             reason = "state" if "state" in (old.reason, reason) else old.reason
@@ -236,24 +206,22 @@ class _Judge:
     def could_be_state(self, position: int) -> bool:
         """Whether an output that is paired with nothing may all the same be the successor of an argument."""
         graph, value = self.graph, self.graph.outputs[position]
-        if value in self.made or value not in self.depends:
+        if value in self.made_set or value not in self.depends:
             return False
-        taken = set(self.new_state.values())
         aval = graph.values[value].aval
-        free = (graph.values[v].aval for i, v in enumerate(graph.inputs) if i not in taken)
-        return any(getattr(a, "shape", None) == aval.shape and a.dtype == aval.dtype for a in free)
+        return (aval.shape, aval.dtype) in self.free_arguments
+
+    @functools.cached_property
+    def free_arguments(self) -> set[Any]:
+        """Shape and dtype of the arguments whose new value is not known."""
+        taken = set(self.new_state.values())
+        avals = (self.graph.values[v].aval for i, v in enumerate(self.graph.inputs) if i not in taken)
+        return {(a.shape, a.dtype) for a in avals if hasattr(a, "shape") and hasattr(a, "dtype")}
 
     def numbered(self) -> tuple[Site, ...]:
         # Where the program guards itself, what must never be bad comes first: a code beyond it may be excused.
         ordered = sorted(
-            self.sites.values(), key=lambda s: (s.after, bool(self.holds) and s.excusable, *program_order(s.place))
+            self.sites.values(),
+            key=lambda s: (s.after, bool(self.guard.holds) and s.excusable, *program_order(s.place)),
         )
         return tuple(replace(site, id=number) for number, site in enumerate(ordered, start=1))
-
-
-_KEEPS_INFINITY = frozenset(
-    """
-    max min reduce_max reduce_min gather dynamic_slice slice scatter scatter-max scatter-min scatter_max scatter_min
-    sort pad clamp while cummax cummin reduce_window_max reduce_window_min dynamic_update_slice
-    """.split()
-)

@@ -26,9 +26,21 @@ def lanes_of(eqn: Any) -> tuple[int, ...]:
     return aval.shape
 
 
+def _is_spread(eqn: Any) -> bool:
+    jaxpr, _ = compat.open_jaxpr(eqn.params["cond_jaxpr"])
+    sharding = getattr(jaxpr.outvars[0].aval, "sharding", None)
+    return sharding is not None and any(entry is not None for entry in sharding.spec)
+
+
 def constants_with_lanes(eqn: Any) -> tuple[bool | None, ...]:
-    """For each constant of the body: whether each lane has one of its own (along the first axes), None if in doubt."""
+    """For each constant of the body: whether each lane has one of its own (along the first axes), None if in doubt.
+
+    Where the lanes are spread over devices (explicit sharding) all of them are in doubt: what one lane is given would
+    have to be sent to all devices in each iteration.
+    """
     lanes = lanes_of(eqn)
+    if _is_spread(eqn):
+        return (None,) * max(eqn.params["body_nconsts"], 1)
     jaxpr, _ = compat.open_jaxpr(eqn.params["body_jaxpr"])
     count = eqn.params["body_nconsts"]
     constants, carried = jaxpr.invars[:count], jaxpr.invars[count:]

@@ -106,16 +106,16 @@ _ROWS: tuple[tuple[bool, tuple[Operand, ...], str], ...] = (
         """),
     # What they run is out of sight, belongs to another language, or to a kernel.
     (True, (HIDES,), """
-        all_gather_done all_gather_reduced_start all_gather_start all_to_all_done all_to_all_start call_exported
-        call_hi_primitive_linearized composite compute_on core_map create_linear cudnn_fusion custom_call custom_lin
-        custom_partitioning delay dot_product_attention_bwd dot_product_attention_bwd_wrapper
+        all_gather_done all_gather_reduced_start all_gather_start all_to_all_done all_to_all_start buffer_callback
+        call_exported call_hi_primitive_linearized composite compute_on core_map create_linear cudnn_fusion custom_call
+        custom_lin custom_partitioning delay dot_product_attention_bwd dot_product_attention_bwd_wrapper
         dot_product_attention_fp8_bwd dot_product_attention_fp8_bwd_wrapper dot_product_attention_fp8_fwd
         dot_product_attention_fp8_fwd_wrapper dot_product_attention_fwd dot_product_attention_fwd_wrapper ffi_call
-        global_array_to_host_local_array host_local_array_to_global_array io_callback jaxpr_call mpmd_map pallas_call
-        pbroadcast_done pbroadcast_dynamic pbroadcast_start ppermute_done ppermute_start precv psend psum_done
-        psum_invariant_start psum_start pure_callback reduce_scatter_done reduce_scatter_start run_scoped run_state
-        semaphore_read semaphore_signal semaphore_wait stage unreachable unreduced_psum_start
-        unreduced_reduce_scatter_start
+        fused_call global_array_to_host_local_array host_local_array_to_global_array io_callback jaxpr_call mpmd_map
+        pallas_call pbroadcast_done pbroadcast_dynamic pbroadcast_start ppermute_done ppermute_start precv program_order
+        psend psum_done psum_invariant_start psum_start pure_callback reduce_scatter_done reduce_scatter_start rnn_bwd
+        rnn_fwd run_scoped run_state semaphore_read semaphore_signal semaphore_wait spsolve stage unreachable
+        unreduced_psum_start unreduced_reduce_scatter_start
         """),
 )  # fmt: skip
 

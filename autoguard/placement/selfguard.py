@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from autoguard.placement.finiteness import derives_predicate, is_finiteness_question, literal_of
+from autoguard.placement.flow import made_from, reachable
 from autoguard.placement.graph import Graph, Place, Visit
 from autoguard.placement.plan import Hold
 
@@ -29,39 +30,70 @@ class _Answer:
     asked: frozenset[tuple[int, bool]] = frozenset()
 
 
-def find_holds(graph: Graph, depends: set[int], extra: Iterable[int]) -> tuple[tuple[Hold, ...], set[int]]:
-    """The predicates that hold state back, and the values whose finiteness they ask for.
+@dataclass(frozen=True)
+class SelfGuard:
+    """How a program guards itself.
+
+    Attributes:
+        holds: the predicates that hold its state back.
+        watched: the values whose finiteness they ask for.
+        excused: the values that may be non-finite while one of them holds: what it asks for and what it throws away,
+            and all that comes of the gradients among these.
+    """
+
+    holds: tuple[Hold, ...] = ()
+    watched: frozenset[int] = frozenset()
+    excused: frozenset[int] = frozenset()
+
+
+def find_holds(
+    graph: Graph, depends: set[int], loss: Iterable[int], state: Iterable[int], alive: set[int]
+) -> SelfGuard:
+    """The predicates that hold state back.
 
     Args:
         graph: the program.
         depends: the values that depend on a gradient.
-        extra: further values whose finiteness counts (the loss).
+        loss: further values whose finiteness counts.
+        state: the outputs that are, or may be, new state.
+        alive: the values that something depends on.
     """
-    subjects = depends | set(extra)
+    subjects = depends | set(loss)
     answers: dict[int, _Answer] = {}
     watched: set[int] = set()
-    holds: dict[int, Hold] = {}
     for visit in graph.visits:
         answer = _question(graph, visit, subjects) or _derived(graph, visit, answers)
         if answer is not None:
             answers[visit.outs[0]] = answer
             if is_finiteness_question(graph, visit):
                 watched.update(v for v in visit.ins if v in subjects)
-    for predicate in _selectors(graph):
-        _add_hold(graph, answers.get(predicate), holds)
-    return tuple(holds.values()), watched if holds else set()
+    state_made_from = made_from(graph, state)
+    holds: dict[int, Hold] = {}
+    involved: set[int] = set()
+    for predicate, outs in _selections(graph):
+        # A metric that is masked holds nothing back: what is selected is state, or else an argument as it came in.
+        if state_made_from.isdisjoint(outs) and (alive.isdisjoint(outs) or not _keeps_argument(graph, outs)):
+            continue
+        if _add_hold(graph, answers.get(predicate), holds):
+            involved.update((predicate, *outs))
+    if not holds:
+        return SelfGuard()
+    before = made_from(graph, involved)
+    excused = before | reachable(graph, before & depends) | subjects.difference(depends)
+    return SelfGuard(tuple(holds.values()), frozenset(watched), frozenset(excused))
 
 
-def _add_hold(graph: Graph, answer: _Answer | None, holds: dict[int, Hold]) -> None:
+def _add_hold(graph: Graph, answer: _Answer | None, holds: dict[int, Hold]) -> bool:
     if answer is None or answer.scalar is None:
-        return
+        return False
     place = _place(graph, answer.scalar)
     if place is None:
-        return
+        return False
     asked = [(_place(graph, v), finite) for v, finite in sorted(answer.asked)]
     # An answer in another program cannot be read beside the predicate.
     within = tuple((p, finite) for p, finite in asked if p is not None and p[0] == place[0])
     holds[answer.scalar] = Hold(place, not answer.finite, within if len(within) == len(asked) else ())
+    return True
 
 
 def _place(graph: Graph, value: int) -> Place | None:
@@ -117,7 +149,28 @@ def _asked(visit: Visit, answers: dict[int, _Answer], finite: bool) -> frozenset
     return frozenset(pure).union(*(answers[v].asked for v in given))
 
 
-def _selectors(graph: Graph) -> list[int]:
-    """The values by which floating data is selected."""
-    masks = [v.ins[0] for v in graph.visits if v.name == "select_n" and graph.values[v.outs[0]].floating]
-    return masks + graph.branch_indices
+def _selections(graph: Graph) -> list[tuple[int, tuple[int, ...]]]:
+    """What floating data is selected by, and what comes of it."""
+    masks = [(v.ins[0], v.outs) for v in graph.visits if v.name == "select_n" and graph.values[v.outs[0]].floating]
+    return masks + graph.branchings
+
+
+def _keeps_argument(graph: Graph, outs: Iterable[int]) -> bool:
+    """Whether one of the values may be an argument of the function as it came in."""
+    arguments = set(graph.inputs)
+    seen, pending = set(outs), list(outs)
+    while pending:
+        value = pending.pop()
+        if value in arguments:
+            return True
+        maker = graph.values[value].maker
+        found = list(graph.back_links.get(value, ()))
+        if maker is not None and graph.visits[maker].name in _HANDS_ON:
+            found.extend(graph.visits[maker].ins)
+        fresh = [v for v in found if v not in seen and graph.values[v].floating]
+        seen.update(fresh)
+        pending.extend(fresh)
+    return False
+
+
+_HANDS_ON = frozenset("select_n convert_element_type reshape squeeze expand_dims copy copy_p stop_gradient".split())

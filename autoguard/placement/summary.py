@@ -14,7 +14,12 @@ from autoguard.placement.plan import Plan
 # Their inner program only says how two elements are combined.
 _COMBINES = ("scatter", "reduce", "select_and", "argm", "cum")
 # Nothing in their parameters tells that they run something foreign.
-_FOREIGN = frozenset("call_hi_primitive custom_call ffi_call io_callback pure_callback".split())
+_FOREIGN = frozenset(
+    """
+    buffer_callback call_exported call_hi_primitive custom_call ffi_call io_callback pure_callback rnn_bwd rnn_fwd
+    spsolve
+    """.split()
+)
 
 
 @dataclass(frozen=True)

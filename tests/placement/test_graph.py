@@ -134,7 +134,7 @@ def test_cond():
     (skipped,) = [t for t in graph.links[x] if t not in product.ins]
     assert graph.links[skipped] == [out]
     assert len(graph.links[y]) == 2
-    assert len(graph.branch_indices) == 1
+    assert len(graph.branchings) == 1
 
 
 def test_loops_inside_loops():

@@ -159,6 +159,8 @@ def _lanes_of(eqn: Any, monitor: Monitor) -> _OneLane:
     if not lanes_of(eqn):
         return _OneLane()
     constants = constants_with_lanes(eqn)
+    if 0 in lanes_of(eqn):  # nothing ever runs, and there is no lane to stand in for another
+        return _LanesInDoubt(doubts=False)
     return _LanesInDoubt(not monitor.counts_iterations) if None in constants else _Lanes(constants)
 
 
