@@ -52,7 +52,7 @@ def may_create(visit: Visit) -> bool:
     """Whether finite operands can give a non-finite result."""
     if visit.name == "convert_element_type":
         before, after = visit.eqn.invars[0].aval.dtype, visit.eqn.params["new_dtype"]
-        return not jnp.issubdtype(before, jnp.inexact) or jnp.finfo(before).max > jnp.finfo(after).max
+        return not jnp.issubdtype(before, jnp.inexact) or bool(jnp.finfo(before).max > jnp.finfo(after).max)
     return (classification(visit.eqn.primitive) or UNKNOWN).creates
 
 

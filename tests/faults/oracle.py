@@ -19,6 +19,7 @@ from tests.faults.cells import Cell, Root, chosen, elements, nonfinite, stacked
 from tests.faults.execution import Endless, Memory, Place, Run, Turns
 from tests.faults.inject import Fault
 from tests.faults.jaxprs import CALLS, Path, is_made_under, opened, scan_parts, transforms, walk, wide
+from tests.faults.liveness import dead_equations
 from tests.faults.odd import planted
 from tests.faults.targets import Loop, Target
 
@@ -58,6 +59,7 @@ class Oracle:
         self.closed, self.targets = closed, targets
         self.products_select = products_select
         equations = list(walk(closed))
+        self._dead = dead_equations(closed)
         reverse = any(is_made_under(e[3], "transpose") for e in equations)
         self.transform = "transpose" if reverse else "jvp"
         # Mutable arrays are copied for each run; what depends on their state is never remembered.
@@ -240,7 +242,9 @@ class Oracle:
         if self.run.strikes(place, position):
             result, fault = run.target.result, run.fault
             values[result] = struck(values[result], fault)
-        moved = leaves.follow(eqn, ins, lambda root, name: run.stops.append((root, name)))
+        # What nothing depends on is not computed in the compiled program, and swallows nothing there.
+        dead = (place.path, position) in self._dead
+        moved = leaves.follow(eqn, ins, lambda root, name: None if dead else run.stops.append((root, name)))
         run.products = run.products or leaves.is_lost_in_product(eqn, ins)
         bads = leaves.judge(eqn, ins, values, moved, made)
         root = min((c.root for c in ins if c.root is not None), key=lambda r: r.order, default=None)
