@@ -105,6 +105,7 @@ def capture_program(
     request = Request(
         checks=options.checks,
         exact_tests=options.mode == "debug",
+        commit_form="where" if any(map(sharding.is_on_mesh, in_avals)) else compat.commit_form(),
         protect="all" if skips and options.protect == "gradients" else options.protect,
         pairs=tuple(p for pairs in pairing.pairs.values() for p in pairs),
         committed=_committed(pairing, donated, options, convention.commits_all),

@@ -49,6 +49,12 @@ def _sharding(value: Any) -> Any:
     return getattr(jax.typeof(value), "sharding", None)
 
 
+def is_on_mesh(aval: Any) -> bool:
+    """Whether a type says on which mesh its values are (explicit sharding)."""
+    sharding = getattr(aval, "sharding", None)
+    return sharding is not None and not sharding.mesh.empty
+
+
 def mesh_of(value: Any) -> contextlib.AbstractContextManager[Any]:
     """The context of the mesh under which a value was made, if it is another than the one in force.
 

@@ -13,7 +13,7 @@ from jax import lax
 
 from autoguard import sharding
 from autoguard.instrument import rules as _rules  # registers the rules
-from autoguard.instrument.interpreter import Interpreter
+from autoguard.instrument.interpreter import Begun, Interpreter
 from autoguard.instrument.verdict import HANDLED, Verdict, checked, is_nonfinite, smallest_failing
 from autoguard.placement.plan import Plan
 
@@ -59,20 +59,32 @@ def run_guarded(program: Any, plan: Plan, args: Sequence[Any]) -> tuple[list[Any
     Returns:
         The flat outputs, and the code (int32, scalar).
     """
-    outs, found = Interpreter(Verdict(plan)).run(program, args)
+    begun, found = Interpreter(Verdict(plan)).begin(program, args, later=plan.update)
     handled, before = found == HANDLED, jnp.maximum(found, 0)
-    if plan.commits:
-        outs = _commit(plan, outs, args, before == 0)
+    outs = _committed(plan, begun, args, before == 0) if plan.commits else begun.results()
     after = [checked(site, outs[site.position], plan.exact_tests) for site in plan.sites if site.after]
     failing = lax.select(before != 0, before, jnp.int32(smallest_failing(after)))
     return outs, lax.select(failing != 0, failing, _notes(plan, outs, handled))
 
 
-def _commit(plan: Plan, outs: Sequence[Any], args: Sequence[Any], ok: Any) -> list[Any]:
-    committed = list(outs)
-    for out, arg in plan.commits:
-        committed[out] = lax.select(ok, outs[out], sharding.placed_like(args[arg], outs[out]))
-    return committed
+def _committed(plan: Plan, begun: Begun, args: Sequence[Any], ok: Any) -> list[Any]:
+    """All outputs, the new state among them behind the verdict."""
+    old = [args[arg] for _, arg in plan.commits]
+
+    def new(state: Sequence[Any]) -> list[Any]:
+        arguments = {arg: value for (_, arg), value in zip(plan.commits, state, strict=True)}
+        results = begun.finished(arguments).results()
+        return [results[out] for out, _ in plan.commits]
+
+    if plan.commit_form == "cond":
+        committed = lax.cond(ok, new, list, old)
+    elif plan.commit_form == "while":
+        once = lambda carry: (jnp.bool_(False), new(carry[1]))  # noqa: E731
+        _, committed = lax.while_loop(lambda carry: carry[0], once, (ok, old))
+    else:
+        committed = [lax.select(ok, a, sharding.placed_like(b, a)) for a, b in zip(new(old), old, strict=True)]
+    made = {out: value for (out, _), value in zip(plan.commits, committed, strict=True)}
+    return [made[k] if k in made else begun.read([v])[0] for k, v in enumerate(begun.jaxpr.outvars)]
 
 
 def _notes(plan: Plan, outs: Sequence[Any], handled: Any) -> Any:

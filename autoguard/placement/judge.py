@@ -101,7 +101,8 @@ class _Judge:
             return frozenset()
         graph = self.graph
         needed = {v for visit in gradients for v in visit.outs}
-        needed.update(v for o, v in enumerate(graph.outputs) if o not in self.new_state)
+        committed = {out for out, _ in self.commits()}
+        needed.update(v for o, v in enumerate(graph.outputs) if o not in committed)
         effects = [v for v in graph.visits if v.eqn.effects]
         needed.update(v for visit in effects for v in (*visit.ins, *visit.outs))
         kept = {outermost(graph.values[v].place) for v in ancestors(graph, needed)}
@@ -126,6 +127,7 @@ class _Judge:
             update=self.update,
             commits=self.commits(),
             commit_all=not cut,
+            commit_form=self.request.commit_form if cut else "where",
             entered=prefixes([*(s.place for s in sites), *(h.place for h in self.guard.holds)]),
             inlined=frozenset(self.graph.inlined),
             exact_tests=self.request.exact_tests,

@@ -66,6 +66,8 @@ class Plan:
         update: positions of the outermost equations that only new state needs.
         commits: pairs (output position, argument position): new state that is returned only if the verdict allows.
         commit_all: the verdict waits for the tests of the new state as well.
+        commit_form: how new state stands behind the verdict: `cond` or `while` (the equations of `update` run only if
+            the verdict allows) or `where` (they always run, and the old state is selected).
         entered: call paths of the programs that hold a site.
         inlined: call paths of programs that are evaluated as part of the program around them.
         loss_in_doubt: more than one output could be the loss, or the one that is does not look like one.
@@ -80,6 +82,7 @@ class Plan:
     update: frozenset[int] = frozenset()
     commits: tuple[tuple[int, int], ...] = ()
     commit_all: bool = False
+    commit_form: str = "where"
     entered: frozenset[Path] = frozenset()
     inlined: frozenset[Path] = frozenset()
     exact_tests: bool = False
@@ -108,6 +111,7 @@ class Request:
         is_legal: whether an argument (by position) held a non-finite value at the first call.
         returned: outputs that the function itself returned; others cannot be the loss.
         exact_tests: see `Plan`.
+        commit_form: see `Plan`; used where the update is moved behind the verdict.
         advancing: arguments that go on even when the rest is held (random state).
     """
 
@@ -122,3 +126,4 @@ class Request:
     returned: frozenset[int] | None = None
     advancing: frozenset[int] = frozenset()
     exact_tests: bool = False
+    commit_form: str = "where"
