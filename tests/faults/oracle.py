@@ -19,7 +19,7 @@ from tests.faults.cells import Cell, Root, chosen, elements, nonfinite, stacked
 from tests.faults.execution import Endless, Memory, Place, Run, Turns
 from tests.faults.inject import Fault
 from tests.faults.jaxprs import CALLS, Path, is_made_under, opened, scan_parts, transforms, walk, wide
-from tests.faults.liveness import dead_equations
+from tests.faults.liveness import dead_equations, primal_equations
 from tests.faults.odd import planted
 from tests.faults.targets import Loop, Target
 
@@ -62,6 +62,7 @@ class Oracle:
         self._dead = dead_equations(closed)
         reverse = any(is_made_under(e[3], "transpose") for e in equations)
         self.transform = "transpose" if reverse else "jvp"
+        self._primal = set() if reverse else primal_equations(closed)
         # Mutable arrays are copied for each run; what depends on their state is never remembered.
         self._given = [jnp.array(a[...]) if refs.is_mutable(jax.typeof(a)) else a for a in args]
         self._mutable = [refs.is_mutable(v.aval) for v in opened(closed)[0].invars]
@@ -234,6 +235,7 @@ class Oracle:
         run = self.run
         run.order += 1
         made = is_made_under(transforms(eqn, place.stack), self.transform)
+        made = made and (place.path, position) not in self._primal
         if eqn.primitive.name in refs.PRIMITIVES:
             return self._access(eqn, position, ins, place, made)
         values = leaves.evaluate(eqn, ins, self.products_select)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.faults.jaxprs import Path, is_floating, is_made_under, scan_parts, user_line, walk
+from tests.faults.liveness import primal_equations
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,9 @@ def find_targets(closed: Any) -> list[Target]:
     """All of them in program order: under `transpose`, or under `jvp` in a program that has no `transpose`."""
     equations = list(walk(closed))
     chosen = [e for e in equations if is_made_under(e[3], "transpose")]
-    chosen = chosen or [e for e in equations if is_made_under(e[3], "jvp")]
+    if not chosen:
+        primal = primal_equations(closed)
+        chosen = [e for e in equations if is_made_under(e[3], "jvp") and e[:2] not in primal]
     return [
         Target(
             path, position, result, var.aval, eqn.primitive.name, user_line((eqn, *reversed(callers))), _loops(callers)

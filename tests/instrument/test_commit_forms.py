@@ -78,7 +78,11 @@ def behind_a_barrier(w, x):
 PROGRAMS = {
     "adam": (adam_step, adam_arguments(), (0, 1)),
     "adam_of_which_the_state_is_not_donated": (adam_step, adam_arguments(), (0,)),
-    "two_dtypes": (momentum_in_two_dtypes, (normal(3, 2).astype(jnp.bfloat16), jnp.zeros((3, 2)), normal(4, 3)), (0, 1)),
+    "two_dtypes": (
+        momentum_in_two_dtypes,
+        (normal(3, 2).astype(jnp.bfloat16), jnp.zeros((3, 2)), normal(4, 3)),
+        (0, 1),
+    ),
     "everything": (everything_that_can_be_state, state_of_everything(), (0,)),
     "barrier": (behind_a_barrier, (jnp.ones(3), jnp.ones((2, 3))), (0,)),
 }

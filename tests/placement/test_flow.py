@@ -76,7 +76,9 @@ def test_forward_mode_counts_only_where_there_is_no_reverse_mode():
     def forward(x):
         return jax.jacfwd(jnp.sin)(x)
 
-    assert {"sin", "cos", "mul"} <= set(gradient_names(forward, X))
+    # The primal program is linear nowhere; what multiplies a tangent is part of it.
+    assert "mul" in gradient_names(forward, X)
+    assert {"sin", "cos"}.isdisjoint(gradient_names(forward, X))
     assert not has_backward_pass(graph_of(forward, X))
 
     def both(x):

@@ -107,7 +107,8 @@ def test_denominator():
         return gradient / jnp.sqrt(jnp.vdot(gradient, gradient))
 
     graph, plan = plan_of(normalised, X, X)
-    assert sites_of(graph, plan) == [("sqrt", "gradient"), ("div", "output")]
+    # The norm may overflow of its own; it is the gradient that must be finite.
+    assert sites_of(graph, plan) == [("mul", "gradient"), ("div", "output")]
 
 
 def test_masks_and_questions_do_not_stop_it():
