@@ -44,7 +44,7 @@ endif
 help:
 	@echo "make demo     train the guarded examples and sabotage them"
 	@echo "make test     run the tests              (PYTHON=, ARGS=, WORKERS=)"
-	@echo "make faults   plant faults in every program of the zoo (ARGS=\"--seed 1 --fraction 0.1\")"
+	@echo "make faults   plant faults in every program of the zoo, sweep all library functions (ARGS=\"--seed 1 --fraction 0.1\")"
 	@echo "make lint     ruff, pyright, import-linter"
 	@echo "make bench    run the benchmarks"
 	@echo "make clean    remove environments, caches and build outputs"
@@ -57,6 +57,7 @@ test: $(STAMP) versions
 
 # `make test` takes a small sample of these.
 faults: $(STAMP) versions
+	@WHOLE_SWEEP=1 $(BIN)/python -m pytest -q -n $(WORKERS) tests/sweep
 	@$(BIN)/python -m tests.faults $(ARGS)
 
 # Every check runs, whichever fails. pyright would ask a registry for a newer version of itself at each run.

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from tests.sweep.sweeping import Entry, sweep
+from tests.sweep.sweeping import Entry, share, sweep
 
 X, IMAGE, SEQUENCE = (3, 4), (1, 4, 4, 2), (1, 3, 4)
 
@@ -84,4 +84,4 @@ GROUPS = {"layers": LAYERS, "recurrent": CELLS}
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_alarms_only_for_what_stays(group):
-    assert sweep({name: build() for name, build in GROUPS[group].items()}) == []
+    assert sweep({name: build() for name, build in share(GROUPS[group]).items()}) == []

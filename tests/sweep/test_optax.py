@@ -10,7 +10,7 @@ import pytest
 from optax import contrib, losses
 
 import autoguard
-from tests.sweep.sweeping import Entry, entry, sweep
+from tests.sweep.sweeping import Entry, entry, share, sweep
 
 TWO, LABELS = ((4,), (4,)), jnp.array([1, 0, 1, 0])
 ROWS, CLASSES, NONE = (3, 4), jnp.array([2, 0, 3]), jnp.zeros(4, bool)
@@ -126,7 +126,7 @@ GROUPS = {
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_alarms_only_for_what_stays(group):
-    assert sweep(GROUPS[group]()) == []
+    assert sweep(share(GROUPS[group]())) == []
 
 
 SCHEDULES = {

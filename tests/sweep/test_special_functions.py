@@ -8,7 +8,7 @@ import jax.scipy.special as special
 import jax.scipy.stats as stats
 import pytest
 
-from tests.sweep.sweeping import entry, sweep
+from tests.sweep.sweeping import entry, share, sweep
 
 MASK, NONE = jnp.array([True, False, True, True]), jnp.zeros(4, bool)
 
@@ -101,4 +101,4 @@ GROUPS = {"activations": ACTIVATIONS, "special": SPECIAL, "densities": DENSITIES
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_alarms_only_for_what_stays(group):
-    assert sweep(GROUPS[group]) == []
+    assert sweep(share(GROUPS[group])) == []
