@@ -49,7 +49,7 @@ XLA_METADATA = _primitives(("xla_metadata", "xla_metadata_call_p"))
 source_info_util.register_exclusion(os.path.dirname(__file__))
 
 Jaxpr = jex.core.Jaxpr
-ClosedJaxpr = jex.core.ClosedJaxpr
+ClosedJaxpr = jex.core.ClosedJaxpr  # type: ignore[attr-defined]  # 0.12.1: an alias of Jaxpr
 JaxprEqn = jex.core.JaxprEqn
 Literal = jex.core.Literal
 Var = jex.core.Var
@@ -74,11 +74,7 @@ def in_jit_trace(leaf: Any) -> bool:
 
 
 def resolve_argnums(
-    fun: Callable[..., Any],
-    donate_argnums: Any,
-    donate_argnames: Any,
-    static_argnums: Any,
-    static_argnames: Any,
+    fun: Callable[..., Any], donate_argnums: Any, donate_argnames: Any, static_argnums: Any, static_argnames: Any
 ) -> tuple[Sequence[int], Sequence[str], Sequence[int], Sequence[str]]:
     """Donated numbers and names, static numbers and names, as jax.jit resolves them (0.10 and 0.12 differ)."""
     signature = _api_util.fun_signature(fun)
@@ -118,14 +114,10 @@ def hoisted_jaxpr(fun: Callable[..., Sequence[Any]], avals: Sequence[Any]) -> tu
     if not jaxpr.constvars:
         return jaxpr, []
     hoisted, _ = trace_flat(
-        lambda *args: jex.core.jaxpr_as_fun(_close(jaxpr, args[: len(consts)]))(*args[len(consts) :]),
+        lambda *args: jex.core.jaxpr_as_fun(ClosedJaxpr(jaxpr, args[: len(consts)]))(*args[len(consts) :]),
         [*map(jax.typeof, consts), *avals],
     )
     return hoisted, list(consts)
-
-
-def _close(jaxpr: Jaxpr, consts: Sequence[Any]) -> Any:
-    return ClosedJaxpr(jaxpr, consts)
 
 
 @dataclass(frozen=True)
@@ -298,8 +290,8 @@ def short_aval(value: Any) -> str:
 def commit_form() -> str:
     """How new state is best put behind the verdict (see `Plan.commit_form`), measured on CPU.
 
-    A `cond` costs next to nothing with JAX 0.12; with 0.10 XLA copies the whole state for it, and for a `while` of one
-    iteration it does not. On accelerators nothing has been measured, and a `cond` may have to wait for the host there.
+    A `cond` costs next to nothing with JAX 0.12; with 0.10 XLA copies the whole state for it, but not for a `while` of
+    one iteration. Not measured on accelerators, where a `cond` may have to wait for the host.
     """
     if jax.default_backend() != "cpu":
         return "where"

@@ -41,6 +41,8 @@ class Checks:
             on.
         unpaired: donated arguments whose new value is not certain, with the outputs that fit.
         committed: how many leaves of new state stand behind the verdict.
+        commit_form: how they do: `cond` or `while` (their update runs only if the verdict allows) or `where` (it
+            always runs, and the old value is selected); empty if there are none.
         guards_itself: whether the program holds its own state back when gradients are not finite.
     """
 
@@ -55,13 +57,15 @@ class Checks:
     partial: tuple[str, ...] = ()
     unpaired: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     committed: int = 0
+    commit_form: str = ""
     guards_itself: bool = False
 
     def __str__(self) -> str:
+        form = f" ({self.commit_form})" if self.commit_form else ""
         lines = [
             f"{self.equations} equations seen, {self.gradient_producing} of them make gradients",
             f"{self.required} values must be finite: {self.implied} are implied by the test of a later value",
-            f"{self.tested} values are tested, {self.committed} state leaves committed behind the verdict",
+            f"{self.tested} values are tested, {self.committed} state leaves committed behind the verdict{form}",
         ]
         for label in ("observed", "legal", "opaque", "partial"):
             lines.extend(f"{label}: {entry}" for entry in getattr(self, label))
@@ -93,6 +97,7 @@ def summarise(
         partial=tuple(dict.fromkeys(map(_described, graph.doubtful))),
         unpaired=dict(unpaired),
         committed=len(plan.commits),
+        commit_form=plan.commit_form if plan.commits else "",
         guards_itself=bool(plan.holds),
     )
 

@@ -129,6 +129,8 @@ def test_the_form(form):
     guarded = autoguard.jit(fun, donate_argnums=donated)
     lowered = guarded_jit(guarded).lower(*args)
     assert FORMS[form] in lowered.as_text()
+    assert guarded.checks.commit_form == form
+    assert f"committed behind the verdict ({form})" in str(guarded.checks)
     plain = jax.jit(fun, donate_argnums=donated).lower(*args).compile().memory_analysis()
     assert lowered.compile().memory_analysis().alias_size_in_bytes == plain.alias_size_in_bytes
 
