@@ -8,14 +8,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from autoguard import compat, sharding
 from autoguard.config import Options
 from autoguard.errors import ConfigError, logger
 from autoguard.instrument.commit import run_guarded
 from autoguard.placement.flow import gradient_visits, reachable
-from autoguard.placement.graph import Graph, build
+from autoguard.placement.graph import Graph, build, is_floating
 from autoguard.placement.judge import make_plan
 from autoguard.placement.plan import Plan, Request
 from autoguard.placement.summary import Checks, summarise
@@ -201,10 +200,11 @@ class _Legal:
         self.found: list[int] = []
 
     def __call__(self, position: int) -> bool:
-        if self._leaves is None or compat.in_jit_trace(self._leaves[position]):
+        leaf = None if self._leaves is None else self._leaves[position]
+        if leaf is None or compat.in_jit_trace(leaf) or not is_floating(jax.typeof(leaf)):
             return False
         with jax.ensure_compile_time_eval():
-            legal = not bool(np.all(jnp.isfinite(sharding.whole(self._leaves[position]))))
+            legal = not bool(jnp.isfinite(sharding.whole(leaf)).all())
         if legal and position not in self.found:
             self.found.append(position)
         return legal

@@ -10,6 +10,7 @@ import warnings
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
@@ -218,8 +219,33 @@ def verdict(name):
     return said
 
 
+def state_on_a_mesh_that_is_not_in_force(mesh):
+    """Donated state with a counter on the mesh too: it keeps its place, and survives a failure."""
+
+    def step(state, x):
+        loss, g = jax.value_and_grad(lambda w: (jnp.log(x @ w) ** 2).mean())(state["w"])
+        return {"w": state["w"] - 0.1 * g, "count": state["count"] + 1}, loss
+
+    ends = []
+    for jit in (jax.jit, autoguard.jit):
+        guarded = jit(step, donate_argnums=0)
+        state = {"w": jnp.ones((2, 4)), "count": jnp.int32(0)}
+        placed = NamedSharding(mesh, P(None, "j")), NamedSharding(mesh, P())
+        state = dict(zip(state, map(jax.device_put, state.values(), placed), strict=True))
+        x = jax.device_put(X, NamedSharding(mesh, P("i", None)))
+        for _ in range(2):
+            state, _ = guarded(state, x)
+        ends.append(state)
+    assert is_same(*ends)
+    with pytest.raises(autoguard.NonFiniteError) as failed:
+        guarded(state, 0 * x)
+    assert is_same(failed.value.state[0], ends[0])
+
+
 def main():
     warnings.simplefilter("error", autoguard.AutoguardWarning)
+    for mesh in (AUTO, EXPLICIT):
+        state_on_a_mesh_that_is_not_in_force(mesh)
     found = {}
     for name, (*_, mesh) in CASES.items():
         if mesh is None:
