@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -76,15 +77,20 @@ def _committed(plan: Plan, begun: Begun, args: Sequence[Any], ok: Any) -> list[A
         results = begun.finished(arguments).results()
         return [results[out] for out, _ in plan.commits]
 
-    if plan.commit_form == "cond":
-        committed = lax.cond(ok, new, list, old)
-    elif plan.commit_form == "while":
-        once = lambda carry: (jnp.bool_(False), new(carry[1]))  # noqa: E731
-        _, committed = lax.while_loop(lambda carry: carry[0], once, (ok, old))
-    else:
+    if plan.commit_form == "where":
         committed = [lax.select(ok, a, sharding.placed_like(b, a)) for a, b in zip(new(old), old, strict=True)]
+    else:
+        with jax.named_scope("commit"):
+            committed = _branch(plan.commit_form, ok, new, old)
     made = {out: value for (out, _), value in zip(plan.commits, committed, strict=True)}
     return [made[k] if k in made else begun.read([v])[0] for k, v in enumerate(begun.jaxpr.outvars)]
+
+
+def _branch(form: str, ok: Any, new: Any, old: list[Any]) -> list[Any]:
+    if form == "cond":
+        return lax.cond(ok, new, list, old)
+    once = lambda carry: (jnp.bool_(False), new(carry[1]))  # noqa: E731
+    return lax.while_loop(lambda carry: carry[0], once, (ok, old))[1]
 
 
 def _notes(plan: Plan, outs: Sequence[Any], handled: Any) -> Any:
